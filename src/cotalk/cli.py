@@ -1,0 +1,330 @@
+"""The command line. Each command is one function; what a user typed wrong ends in one clear line, exit code 2.
+
+Exit codes: 0 done, 1 a run or a check failed, 2 bad input, 130 and 143 stopped by a signal (the same command goes
+on where it stopped). Left out: everything else; a command reads its arguments, calls one verb and shows the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import tyro
+from rich.console import Console
+
+from cotalk.config import Config
+from cotalk.errors import BadInput, RunFailed
+
+console = Console()
+Flag = tyro.conf.FlagConversionOff
+
+
+@dataclass
+class Quickstart:
+    """Teach two copies of the tiny base to talk: arms open and closed, three seeds, every control.
+
+    Example: cotalk quickstart --out runs/quickstart
+    """
+
+    out: Path = Path("runs/quickstart")
+    """Where everything is written; the same command goes on where it stopped."""
+    fast: bool = False
+    """A shorter one (4 steps, 2 seeds, 24 tasks): shows that everything works, teaches nothing."""
+    workers: int = 0
+    """Worker processes on a CPU; 0: one a core."""
+
+    def __call__(self) -> int:
+        from cotalk.study import read_study
+
+        study = read_study("quickstart", *(QUICK if self.fast else ({}, None)))
+        return _run(study, self.out, self.workers)
+
+
+QUICK: tuple[dict[str, Any], list[int]] = (
+    {"steps": 4, "heldout_tasks": 24, "train_tasks": 64, "dev_tasks": 4, "dev_every": 2, "checkpoint_every": 2},
+    [17, 18],
+)
+
+
+@dataclass
+class StudyCommand:
+    """Run a study: arms x seeds, evaluations, comparisons, results.json and report.html.
+
+    Example: cotalk study talk-to-solve --base Qwen/Qwen2.5-1.5B-Instruct --plan
+    """
+
+    name: tyro.conf.Positional[str]
+    """A study of the package (quickstart, talk-to-solve) or a .toml file."""
+    base: str = ""
+    """The model, where it is not the study's own: a hub name, a directory, a .gguf file, or tiny."""
+    out: Path | None = None
+    """Where everything is written; runs/NAME if not given."""
+    seeds: tuple[int, ...] = ()
+    """Seeds, where they are not the study's own."""
+    set: tuple[str, ...] = ()
+    """Changes of the [run] table, as KEY=VALUE with a TOML value: --set steps=20 'order="ABAB"'."""
+    plan: bool = False
+    """Print runs, tokens, memory and expected cost, and stop."""
+    price: float = 4.0
+    """Of an hour of the device, for the plan."""
+    workers: int = 0
+    """Worker processes on a CPU; 0: one a core."""
+
+    def __call__(self) -> int:
+        from cotalk.study import read_study
+
+        overrides = parse_settings(self.set) | ({"base": self.base} if self.base else {})
+        study = read_study(self.name, overrides, self.seeds or None)
+        if self.plan:
+            from cotalk.plan import plan, show
+
+            show(plan(study, self.price), console)
+            return 0
+        return _run(study, self.out or Path("runs") / study.name, self.workers)
+
+
+@dataclass
+class Train:
+    """Train one run: one arm with one seed.
+
+    Example: cotalk train --base Qwen/Qwen2.5-1.5B-Instruct --tasks gsm8k --steps 20 --out runs/mine
+    """
+
+    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
+    out: Path = Path("runs/train")
+    """Where the run is written; the same command goes on where it stopped."""
+
+    def __call__(self) -> int:
+        from cotalk.single import train_one
+
+        train_one(self.config, self.out, console)
+        return 0
+
+
+@dataclass
+class Evaluate:
+    """Play held-out tasks with a base, or with a trained adapter in every seat, and print the score.
+
+    Example: cotalk evaluate --adapter runs/mine/adapter --heldout-tasks 100
+    """
+
+    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
+    adapter: Path | None = None
+    """A directory in PEFT's format; none: the untrained base."""
+    repeats: int = 1
+    """Times to play all of it, with other random numbers."""
+    chats_per_task: int = 2
+    """Chats a task."""
+    greedy: bool = False
+    """Temperature 0, one chat a task."""
+    out: Path = Path("runs/evaluate")
+    """Where the chats are written."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from cotalk.single import evaluate_one
+
+        found = evaluate_one(
+            self.config, self.adapter, self.out, console, self.chats_per_task, self.repeats, self.greedy
+        )
+        print(json.dumps(found, indent=2)) if self.json else None
+        return 0
+
+
+@dataclass
+class Compare:
+    """Print the comparisons of a study: the difference over seeds, and what it entitles one to say.
+
+    Example: cotalk compare runs/quickstart
+    """
+
+    study: tyro.conf.Positional[Path]
+    """A study's directory, or its results.json."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from cotalk import results
+
+        document = results.read(self.study)
+        if self.json:
+            print(json.dumps(document["comparisons"], indent=2))
+            return 0
+        if not document["comparisons"]:
+            raise BadInput(f"{self.study} lists no comparison; expected [[compare]] in its study file")
+        for comparison in document["comparisons"]:
+            console.print(comparison["sentence"], highlight=False, markup=False)
+        return 0
+
+
+@dataclass
+class Report:
+    """Write a study's report.html again, and with --figures its charts as PNG and SVG.
+
+    Example: cotalk report runs/quickstart --figures
+    """
+
+    study: tyro.conf.Positional[Path]
+    """A study's directory."""
+    figures: bool = False
+    """Also write figures/*.png and *.svg."""
+
+    def __call__(self) -> int:
+        from cotalk import report
+
+        console.print(f"wrote {report.report(self.study)}")
+        if self.figures:
+            for path in report.figures(self.study):
+                console.print(f"wrote {path}")
+        return 0
+
+
+@dataclass
+class DealCommand:
+    """Show how tasks are cut into facts and dealt to seats, and how many cannot be and why.
+
+    Example: cotalk deal gsm8k --rule clean --seats ABC --limit 5
+    """
+
+    source: tyro.conf.Positional[str]
+    """puzzles, gsm8k, gsm_symbolic, a directory, a .jsonl file, or file.py:function."""
+    rule: Literal["clean", "published"] = "clean"
+    """How a problem's text is cut into facts."""
+    seats: str = "AB"
+    """The seats to deal to."""
+    split: str = "all"
+    """train, dev, heldout (test), or all that the source has."""
+    limit: int | None = None
+    """Show and write at most this many dealt tasks."""
+    out: Path | None = None
+    """Write the dealt tasks as JSON lines."""
+
+    def __call__(self) -> int:
+        from cotalk.deal import show
+
+        show(self.source, rule=self.rule, seats=self.seats, split=self.split, limit=self.limit, out=self.out)
+        return 0
+
+
+@dataclass
+class BaseCommand:
+    """Make a base: `cotalk base tiny` trains the model that ships with the package, from scratch.
+
+    Example: cotalk base tiny --out bases/tiny
+    """
+
+    name: tyro.conf.Positional[Literal["tiny"]]
+    """Which base."""
+    out: Path = Path("bases/tiny")
+    """Where the model directory is written."""
+    settings: Path | None = None
+    """A TOML with other settings; the package's own if not given."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+
+    def __call__(self) -> int:
+        from cotalk.bases.make_tiny import make
+
+        make(self.out, self.settings, self.device, console)
+        return 0
+
+
+@dataclass
+class Selftest:
+    """Prove dealing, chat, masks, credit and measures offline, in seconds.
+
+    Example: cotalk selftest
+    """
+
+    def __call__(self) -> int:
+        from cotalk.selftest import run
+
+        return run(console)
+
+
+Command = Annotated[
+    Annotated[Quickstart, tyro.conf.subcommand("quickstart")]
+    | Annotated[StudyCommand, tyro.conf.subcommand("study")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[DealCommand, tyro.conf.subcommand("deal")]
+    | Annotated[BaseCommand, tyro.conf.subcommand("base")]
+    | Annotated[Selftest, tyro.conf.subcommand("selftest")],
+    tyro.conf.OmitSubcommandPrefixes,
+    tyro.conf.ConsolidateSubcommandArgs,
+    tyro.conf.FlagCreatePairsOff,
+]
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
+    """KEY=VALUE, the value as TOML; a bare word that is no TOML value is a string."""
+    import tomllib
+
+    found = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise BadInput(f"--set {setting!r}: expected KEY=VALUE, such as steps=20")
+        try:
+            found[key] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def _run(study: Any, out: Path, workers: int) -> int:
+    """A study with progress, a table and a report at the end."""
+    from cotalk import report, results
+    from cotalk.live import Live
+    from cotalk.plan import plan, show
+    from cotalk.study import run_study
+
+    show(plan(study), console)
+    with Live(study, console) as live:
+        document = run_study(study, out, workers or None, live)
+    console.print(results.table(document))
+    for comparison in document["comparisons"]:
+        console.print(comparison["sentence"], highlight=False, markup=False)
+    console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
+    if document["failed"]:
+        told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
+        raise RunFailed(f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again")
+    return 0
+
+
+def _stopped(number: int, _: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command and returns its exit code (`cotalk` on the command line)."""
+    try:
+        signal.signal(signal.SIGTERM, _stopped)
+        command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=__doc__.split("\n")[0], args=arguments)  # type: ignore[arg-type]
+        return command()
+    except BadInput as error:
+        Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)
+        return 2
+    except RunFailed as error:
+        Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)
+        return 1
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = 130 if isinstance(stop, KeyboardInterrupt) else stop.code
+        if code in (130, 143):
+            Console(stderr=True).print("cotalk: stopped; the same command goes on where it stopped", highlight=False)
+        return code if isinstance(code, int) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""One frozen Config: everything that decides what a run does. The text under a field is its help on the command line.
+
+A TOML table or command-line overrides come in; the resolved copy that a run writes can be run again. Unknown keys
+are refused with the nearest name. What a study adds (arms, seeds, evaluations, comparisons) is in study.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cotalk.chat import Rules
+from cotalk.errors import BadInput
+
+STUDY_WIDE = ("base", "dtype", "device", "engine", "wording")  # one value for all runs of a study
+
+
+@dataclass(frozen=True)
+class Config:
+    base: str = "tiny"
+    """The frozen model: "tiny" (ships with the package), a hub name, a directory, or a .gguf file."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the base's weights; auto: float32 on a CPU, bfloat16 on a GPU. Adapters are always float32."""
+    device: str = "auto"
+    """Where the model runs: "cpu", "cuda", or auto (a GPU if there is one)."""
+    engine: Literal["hf"] = "hf"
+    """What turns views into replies."""
+
+    tasks: str = "puzzles"
+    """Where tasks come from: "puzzles", "gsm8k", "gsm_symbolic", a directory, a .jsonl file, or file.py:function."""
+    heldout: str = ""
+    """Another source for the held-out tasks (for sources without a split of their own)."""
+    rule: Literal["clean", "published"] = "clean"
+    """How a problem's text is cut into facts (docs/tasks.md)."""
+    train_tasks: int = 1024
+    """Tasks to train on."""
+    dev_tasks: int = 16
+    """Fixed tasks played greedily at step 0 and every `dev_every` steps: curves and alarms, never a result."""
+    heldout_tasks: int = 300
+    """Tasks looked at once, at the last step. Every result is on these."""
+
+    order: str = "ABAB"
+    """Turn order, number of seats and length in one; each seat's last turn is its answer."""
+    view: Literal["dialogue", "transcript"] = "dialogue"
+    """How a seat sees the chat: the template's own multi-turn chat, or told in one user turn (published)."""
+    channel: Literal["open", "closed"] = "open"
+    """What is heard of what was said; closed delivers nothing (the control)."""
+    wording: Literal["auto", "full", "short"] = "auto"
+    """The words around the facts; auto: the base's own (cotalk_base.json), else full."""
+    message_tokens: int = 160
+    """Budget of a message before its seat's last turn."""
+    answer_tokens: int = 384
+    """Budget of a seat's last turn."""
+    temperature: float = 0.9
+    """Of sampling, in training and evaluation alike; log-probabilities are of the same distribution."""
+
+    reward: Literal["strict", "lenient"] = "strict"
+    """What counts as right: the last box only, or the whole text where there is no box (published)."""
+    grade: str = ""
+    """A grader of your own, file.py:function; empty: the built-in one."""
+    method: str = "grpo"
+    """How to learn from groups of chats: "grpo", or file.py:Class."""
+    problems: int = 8
+    """Tasks a step."""
+    chats: int = 4
+    """Chats of each task in a step (the group)."""
+    steps: int = 80
+    """Updates."""
+    seed: int = 17
+    """Of this run: initial adapter, order of tasks, all sampling."""
+
+    adapters: Literal["shared", "per_seat"] = "shared"
+    """One adapter for all seats (published), or one a seat."""
+    rank: int = 32
+    """Of LoRA."""
+    alpha: float = 64.0
+    """LoRA's product is scaled by alpha / rank."""
+    targets: str = "all-linear"
+    """Linear layers with LoRA, comma-separated last names such as "q_proj,v_proj"; all-linear: all but the head."""
+    lr: float = 1e-4
+    """Peak learning rate of AdamW."""
+    warmup: int = 0
+    """Steps of linear warm-up."""
+    decay: Literal["linear", "constant"] = "linear"
+    """Of the learning rate after warm-up; linear ends at 0 after the last step."""
+    beta1: float = 0.9
+    """Of AdamW."""
+    beta2: float = 0.999
+    """Of AdamW."""
+    clip: float = 1.0
+    """Norm to which an adapter's gradient is clipped; 0: not at all."""
+    normaliser: float | Literal["credited", "sampled"] = "credited"
+    """What a step's loss is divided by: tokens with credit, all sampled tokens (published), or a number."""
+    batch_tokens: int = 16384
+    """Padded tokens in one micro-batch; changes memory and speed, never the gradient."""
+
+    dev_every: int = 10
+    """Steps between looks at the dev tasks."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints."""
+    keep_tokens: Literal["last", "all"] = "last"
+    """Token ids and log-probabilities on disk: of the last 10 steps, or of all."""
+
+    def __post_init__(self) -> None:
+        for name, kind in typing.get_type_hints(Config).items():
+            self._check_type(name, kind)
+        self._check_at_least(1, "train_tasks", "heldout_tasks", "problems", "chats", "rank", "batch_tokens")
+        self._check_at_least(0, "steps", "dev_tasks", "warmup", "clip")
+        self._check_at_least(1, "dev_every", "checkpoint_every")
+        for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature"):
+            if not math.isfinite(getattr(self, name)):
+                raise BadInput(f"{name} = {getattr(self, name)}: expected a finite number")
+        if self.lr <= 0 or self.alpha <= 0:
+            raise BadInput(f"lr = {self.lr}, alpha = {self.alpha}: expected numbers above 0")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise BadInput(f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected numbers from 0 to below 1")
+        if not isinstance(self.normaliser, str) and not self.normaliser > 0:
+            raise BadInput(f'normaliser = {self.normaliser}: expected "credited", "sampled" or a number above 0')
+        if self.steps and len(self.rules.seats) < 2:
+            raise BadInput(
+                f"order = {self.order!r} seats one player alone: expected at least two seats in training, "
+                'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)'
+            )
+        if self.problems > self.train_tasks:
+            raise BadInput(f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more")
+
+    def _check_type(self, name: str, kind: Any) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        choices = [c for part in (kind, *typing.get_args(kind)) for c in typing.get_args(part)]
+        choices = [c for c in choices if isinstance(c, str)]
+        if choices and value not in choices and not (number and float in typing.get_args(kind)):
+            raise BadInput(f"{name} = {value!r}: expected one of {', '.join(choices)}{_nearest(str(value), choices)}")
+        if not choices and not (number if kind is float else type(value) is kind):
+            raise BadInput(f"{name} = {value!r} ({type(value).__name__}): expected {kind.__name__}")
+
+    def _check_at_least(self, least: int, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) < least:
+                raise BadInput(f"{name} = {getattr(self, name)}: expected at least {least}")
+
+    @property
+    def rules(self) -> Rules:
+        return Rules(self.order, self.view, self.channel, self.message_tokens, self.answer_tokens, self.temperature)
+
+    @property
+    def target_layers(self) -> str | list[str]:
+        return self.targets if self.targets == "all-linear" else [t.strip() for t in self.targets.split(",")]
+
+    def learning_rate(self, step: int) -> float:
+        """Of update `step` (from 1): linear warm-up, then constant or linear to 0 just after the last step."""
+        if step <= self.warmup:
+            return self.lr * step / self.warmup
+        if self.decay == "constant":
+            return self.lr
+        return self.lr * (self.steps - step + 1) / max(1, self.steps - self.warmup)
+
+    def replaced(self, overrides: Mapping[str, Any], where: str = "") -> Config:
+        """A copy with some fields changed; refuses names that are no field, offering the nearest."""
+        names = [f.name for f in dataclasses.fields(self)]
+        for name in overrides:
+            if name not in names:
+                raise BadInput(f"{where}unknown key {name!r}{_nearest(name, names)}; expected one of: {', '.join(names)}")
+        try:
+            return dataclasses.replace(self, **overrides)
+        except BadInput as error:
+            raise BadInput(f"{where}{error}") from error
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def save(self, path: Path) -> None:
+        path.write_text("# the resolved config of this run\n" + toml_table(self.as_dict()), encoding="utf-8")
+
+
+def toml_table(table: Mapping[str, Any]) -> str:
+    """Flat keys and values as TOML (strings as JSON strings, which TOML's basic strings include)."""
+    return "".join(f"{k} = {json.dumps(v, ensure_ascii=True)}\n" for k, v in table.items())
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

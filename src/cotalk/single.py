@@ -1,0 +1,125 @@
+"""One run, or one evaluation, by itself: `cotalk train` and `cotalk evaluate`.
+
+The same pieces as a study, without arms: nothing here that a study does not do too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table as RichTable
+
+from cotalk.base import load_base
+from cotalk.chat import Player
+from cotalk.config import Config
+from cotalk.engines import Table
+from cotalk.engines.hf import HfEngine
+from cotalk.errors import BadInput
+from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
+from cotalk.grade import load_grader
+from cotalk.learner import Learner
+from cotalk.lora import Stack
+from cotalk.methods import method
+from cotalk.results import Score
+from cotalk.run import RunDirectory, read_lines
+from cotalk.stack import drive
+from cotalk.study import prepare
+from cotalk.talk import rates
+from cotalk.train import Run, train
+
+
+def train_one(config: Config, out: Path, console: Console) -> None:
+    """Trains one run in `out`, from where it stopped."""
+    RunDirectory(out).begin(config)
+    tasks = prepare(config)
+    console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
+    base = load_base(config.base, config.dtype, config.device, config.wording)
+    seats = config.rules.seats
+    own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
+    stack = _stack(base, config, max(own.values()))
+    with Progress(console=console, refresh_per_second=2) as bar:
+        task = bar.add_task("train", total=config.steps)
+
+        def told(step: int, m: dict[str, Any]) -> None:
+            words = f"step {step}: reward {m['reward']:.2f}, flat {m['groups/flat']:.2f}, cut {m['cut']:.2f}, {m['seconds']:.1f} s"
+            bar.update(task, completed=step, description=words)
+
+        run = Run(
+            "run", config, tasks.train, tasks.dev, base.form, Learner(stack, own, config), method(config),
+            RunDirectory(out), load_grader(config.grade) if config.grade else None, told,
+        )  # fmt: skip
+        _drive("run", train(run), stack, base)
+    shown = RichTable(title=f"{out}: dev tasks, greedy (curves, not a result)", title_justify="left")
+    for column in ("step", "dev score", "sends", "uses", "asks"):
+        shown.add_column(column)
+    for line in read_lines(out / "metrics.jsonl"):
+        if "dev/score" in line:
+            told_numbers = (line.get(f"dev/{name}") for name in ("score", "sends", "uses", "asks"))
+            shown.add_row(str(line["step"]), *("" if v is None else f"{v:.2f}" for v in told_numbers))
+    console.print(shown)
+
+
+def evaluate_one(
+    config: Config, adapter: Path | None, out: Path, console: Console, chats: int, repeats: int, greedy: bool
+) -> dict[str, Any]:
+    """Plays held-out tasks with one team and prints its score; returns it as JSON."""
+    if chats < 1 or repeats < 1:
+        raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
+    tasks = prepare(config)
+    base = load_base(config.base, config.dtype, config.device, config.wording)
+    stack = _stack(base, config, 1)
+    seats = config.rules.seats
+    if adapter:
+        stack.load(1, adapter)
+    own = {seat: Player("adapter", 1) for seat in seats} if adapter else {}
+    condition = Condition("evaluate", str(adapter or "untrained"), config.channel, trained=seats if adapter else "")
+    passes = [Pass(chats=1, greedy=True)] if greedy else [Pass(i, chats) for i in range(repeats)]
+    name = "adapter" if adapter else "base"
+    for once in passes:  # another call may ask for other settings: play again
+        (out / "scores" / condition.name / f"{name}{once.suffix}.jsonl").unlink(missing_ok=True)
+    with Progress(console=console, refresh_per_second=2, disable=len(passes) < 2) as bar:
+        task = bar.add_task("evaluate", total=len(passes))
+        grader = load_grader(config.grade) if config.grade else None
+        evaluation = Evaluation(
+            out, name, config.seed, config, tasks.heldout, base.form, own, grader, lambda _: bar.advance(task)
+        )
+        _drive(name, evaluate(evaluation, [(condition, p) for p in passes]), stack, base)
+    score = read_score(out, condition, {name: None}, tasks.heldout, greedy=greedy, repeats=1 if greedy else repeats)
+    return _shown(score, out / "scores" / condition.name, console)
+
+
+def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:
+    table = RichTable(title=f"{score.outcomes.shape[1]} tasks x {score.outcomes.shape[2]} chats", title_justify="left")
+    table.add_column("measure")
+    table.add_column("rate, 95% interval over tasks")
+    found: dict[str, Any] = {"score": score.rate.as_json}
+    table.add_row("team score", str(score.rate))
+    for seat, rate in score.seat_rates.items():
+        table.add_row(f"seat {seat}", str(rate))
+        found[f"seat/{seat}"] = rate.as_json
+    for name, rate in rates(score.talk).items():
+        if "/" not in name:
+            table.add_row(name, str(rate))
+            found[name] = rate.as_json
+    table.add_row("chats", str(chats))
+    console.print(table)
+    return found
+
+
+def _stack(base: Any, config: Config, adapters: int) -> Stack:
+    if base.model.device.type == "cpu" and config.base == "tiny":
+        torch.set_num_threads(1)
+    return Stack(
+        base.model, adapters, config.rank, config.alpha, config.target_layers, base.name, base.sha256
+    )
+
+
+def _drive(name: str, playing: Any, stack: Stack, base: Any) -> None:
+    def failed(_: str, error: Exception) -> None:
+        raise error
+
+    drive({name: playing}, Table(HfEngine(stack, base.form.end_ids)), failed)

@@ -1,0 +1,176 @@
+"""THE loop. A run is a generator: it yields the views that it needs answered, and receives the replies.
+
+    for each step:  deal -> converse -> grade -> credit -> update -> record
+
+It knows nothing of engines, of other runs, or of processes: whoever drives it (stack.py) gathers what all runs wait
+for into one engine call. Every random choice is keyed, so the loop holds no generator and a resume needs only the
+step's number and the learner's tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cotalk.chat import Chat, Player, Reply, Seating, View, converse
+from cotalk.config import Config
+from cotalk.deal import Deal
+from cotalk.grade import grade_many, team_reward
+from cotalk.learner import Learner
+from cotalk.methods import Group, Method
+from cotalk.run import RunDirectory
+from cotalk.sample import generator
+from cotalk.talk import means
+from cotalk.view import ChatFormat
+
+Playing = Generator[list[View], Sequence[Reply], Any]
+
+
+@dataclass
+class Run:
+    """One arm with one seed: all that its loop needs, given, so that nothing is looked up on the way."""
+
+    name: str
+    config: Config
+    train: list[Deal]
+    dev: list[Deal]
+    form: ChatFormat
+    learner: Learner
+    method: Method
+    directory: RunDirectory
+    grader: Callable[[str, str], Any] | None = None
+    progress: Callable[[int, dict[str, Any]], None] = lambda step, logged: None
+    step: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def players(self) -> dict[str, Player]:
+        """The learner in every seat."""
+        return {seat: Player("learner", k, learns=True) for seat, k in self.learner.adapters.items()}
+
+
+def train(run: Run) -> Playing:
+    """Trains a run from its last checkpoint (or from nothing) to its last step."""
+    config = run.config
+    resume(run)
+    if run.step == 0:
+        yield from look(run)
+    while run.step < config.steps:
+        began = time.monotonic()
+        run.step += 1
+        groups = yield from play(run)
+        for group in groups:
+            run.method.credit(group)
+        chats = [chat for group in groups for chat in group.chats]
+        logged = run.learner.update(chats, config.learning_rate(run.step))
+        record(run, groups, logged, time.monotonic() - began)
+        if run.step % config.dev_every == 0 or run.step == config.steps:
+            yield from look(run)
+        if run.step % config.checkpoint_every == 0 or run.step == config.steps:
+            run.directory.save_checkpoint(run.step, run.learner)
+    run.directory.finish(run.learner)
+
+
+def resume(run: Run) -> None:
+    """Takes the newest checkpoint, or starts a new adapter; cuts off whatever was played after it."""
+    run.directory.begin(run.config)
+    step = run.directory.load_checkpoint(run.learner)
+    if step is None:
+        run.learner.initialise(run.config.seed)
+    run.directory.cut_after(-1 if step is None else step)
+    run.step = step or 0
+
+
+def tasks_of(run: Run, step: int) -> list[Deal]:
+    """The deals of a step (from 1): passes over the training tasks, each in a keyed order of its own."""
+    n, first = len(run.train), (step - 1) * run.config.problems
+    places = range(first, first + run.config.problems)
+    orders = {p // n: generator("tasks", run.config.seed, p // n).permutation(n) for p in places}
+    return [run.train[orders[p // n][p % n]] for p in places]
+
+
+def play(run: Run) -> Playing:
+    """Plays a step's groups until no group wants more chats."""
+    groups = [Group(deal) for deal in tasks_of(run, run.step)]
+    while True:
+        wanted = [(group, number) for group in groups for number in _numbers(group, run.method.wants(group))]
+        if not wanted:
+            return groups
+        seatings = [
+            Seating(g.deal, run.method.seat(g, n, run.players), n, (run.config.seed, "train", "", 0, run.step, g.deal.task.id))
+            for g, n in wanted
+        ]
+        chats = yield from converse(seatings, run.config.rules, run.form)
+        grade(chats, run.config.reward, run.grader)
+        for (group, _), chat in zip(wanted, chats, strict=True):
+            group.chats.append(chat)
+
+
+def _numbers(group: Group, more: int) -> range:
+    return range(len(group.chats), len(group.chats) + max(0, more))
+
+
+def look(run: Run) -> Playing:
+    """Plays the dev tasks greedily, once each: curves and alarms, never a result."""
+    if not run.dev:
+        return
+    rules = replace(run.config.rules, temperature=0.0)
+    key = (run.config.seed, "dev", "", 0, run.step)
+    chats = yield from converse([Seating(d, run.players, 0, (*key, d.task.id)) for d in run.dev], rules, run.form)
+    grade(chats, run.config.reward, run.grader)
+    lines = [{"step": run.step, "condition": "dev", "repeat": 0, **chat.as_json()} for chat in chats]
+    run.directory.append("dev.jsonl", lines)
+    run.directory.save_tokens(run.step, chats, "all", name="dev")
+    talk = {f"dev/{name}": value for name, value in means(lines).items()}
+    run.directory.append("metrics.jsonl", [{"step": run.step, "dev/score": _mean(c.reward for c in chats), **talk}])
+
+
+def grade(chats: Sequence[Chat], reward: str, grader: Callable[[str, str], Any] | None = None) -> None:
+    """Grades every seat's last message; fills in answers, rewards and the team's reward (their mean)."""
+    pairs = [(chat.last_message(seat).said, chat.deal.task.gold) for chat in chats for seat in chat.rules.seats]
+    grades = iter(grade_many(pairs, grader))
+    for chat in chats:
+        chat.answers = {seat: next(grades) for seat in chat.rules.seats}
+        chat.rewards, chat.reward = team_reward(chat.answers, reward)
+
+
+def record(run: Run, groups: Sequence[Group], logged: dict[str, float], seconds: float) -> None:
+    """Writes a step's chats, tokens and metrics."""
+    chats = [chat for group in groups for chat in group.chats]
+    run.directory.append(
+        "chats.jsonl", [{"step": run.step, "condition": "train", "repeat": 0, **c.as_json()} for c in chats]
+    )
+    run.directory.save_tokens(run.step, chats, run.config.keep_tokens)
+    metrics = {"step": run.step, **step_metrics(groups), **logged, "seconds": round(seconds, 3)}
+    run.directory.append("metrics.jsonl", [metrics])
+    run.progress(run.step, metrics)
+
+
+def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """What a step's chats say of themselves (docs/methods.md has a line for each)."""
+    chats = [chat for group in groups for chat in group.chats]
+    messages = [(chat, m) for chat in chats for m in chat.messages]
+    answers = [grade for chat in chats for grade in chat.answers.values()]
+    last = [m for chat, m in messages if chat.rules.is_last(m.turn)]
+    other = [m for chat, m in messages if not chat.rules.is_last(m.turn)]
+    tokens = sum(len(m.ids) for _, m in messages)
+    return {
+        "reward": _mean(chat.reward for chat in chats),
+        "reward_strict": _mean(g.strict for g in answers),
+        "reward_lenient": _mean(g.lenient for g in answers),
+        "parsed": _mean(g.parsed for g in answers),
+        "groups/flat": _mean(group.flat for group in groups),
+        "chats": len(chats),
+        "cut": _mean(m.cut for _, m in messages),
+        "message_tokens": _mean(len(m.ids) for m in other),
+        "answer_tokens": _mean(len(m.ids) for m in last),
+        "tokens": tokens,
+        "surprise": -sum(sum(m.logprobs) for _, m in messages) / max(1, tokens),
+    }
+
+
+def _mean(values: Any) -> float:
+    values = [float(v) for v in values]
+    return sum(values) / len(values) if values else 0.0

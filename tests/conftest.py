@@ -1,0 +1,94 @@
+"""A two-layer model and a byte tokenizer, built in memory: every test but the quickstart's runs on them."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from cotalk.base import Base
+from cotalk.deal import Deal
+from cotalk.lora import weights_sha256
+from cotalk.task import Task
+from cotalk.view import ChatFormat
+
+torch.set_num_threads(1)
+
+SPECIALS = ["<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
+PLAIN = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CHATML = (  # Qwen's shape: a system message of its own, and a newline after every end
+    "{% if messages[0].role != 'system' %}<|system|>You are nobody.<|end|>\n{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+THINKING = (  # drops what an earlier assistant turn began with, as templates that strip thoughts do
+    "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}<|assistant|>~{{ m.content }}<|end|>"
+    "{% else %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer(template: str = PLAIN) -> PreTrainedTokenizerFast:
+    """One token a byte (ids 5..260), five special tokens (ids 0..4)."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {s: i for i, s in enumerate(SPECIALS)} | {c: i + len(SPECIALS) for i, c in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIALS)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
+    wrapped.chat_template = template
+    return wrapped
+
+
+def small_model(seed: int = 0, vocabulary: int = 261, **config) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    shape = dict(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, tie_word_embeddings=True, pad_token_id=0, eos_token_id=4,
+        attn_implementation="sdpa", initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(LlamaConfig(**(shape | config))).eval()
+
+
+def small_base(template: str = PLAIN, seed: int = 0, **config) -> Base:
+    model, tokenizer = small_model(seed, **config), byte_tokenizer(template)
+    return Base("small", model, tokenizer, ChatFormat(tokenizer, "short"), weights_sha256(model), {})
+
+
+def deals(n: int = 4) -> list[Deal]:
+    """Sums dealt to two seats: `Ann has 3 apples.` / `Bob has 4 apples.` -> 7."""
+    out = []
+    for i in range(n):
+        a, b = 3 + i, 4 + 2 * i
+        facts = (f"Ann has {a} apples.", f"Bob has {b} apples.")
+        task = Task(f"sum-{i}", "How many apples are there?", str(a + b), facts)
+        out.append(Deal(task, facts, task.question, {"A": facts[:1], "B": facts[1:]}))
+    return out
+
+
+@pytest.fixture
+def base() -> Base:
+    return small_base()
+
+
+@pytest.fixture(scope="session")
+def gsm8k() -> str:
+    """The directory of the real GSM8K files, named by COTALK_GSM8K."""
+    where = os.environ.get("COTALK_GSM8K", "")
+    if not where or not os.path.isfile(os.path.join(where, "train.jsonl")):
+        pytest.skip("real GSM8K is not here: set COTALK_GSM8K to a directory with train.jsonl and test.jsonl")
+    return where

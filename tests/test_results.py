@@ -1,0 +1,322 @@
+"""Scores as arrays, and results.json: built, written, read, checked, shown."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cotalk.errors import BadInput
+from cotalk.results import Score, build, check, compare_scores, read, table, write
+
+TASKS = tuple(f"heldout-{i}" for i in range(40))
+
+
+def score(
+    condition: str, *levels: float, seeds: tuple[int | None, ...] | None = None, seats: str = "AB"
+) -> Score:
+    """A condition whose runs solve these shares of the tasks."""
+    generator = np.random.default_rng(len(condition))
+    shape = (len(levels), len(TASKS), 2, len(seats))
+    outcomes = (generator.random(shape) < np.array(levels)[:, None, None, None]).astype(float)
+    talk = {"sends": np.full(shape[:2], 0.75), "message_chars": generator.random(shape[:2]) * 40}
+    talk["sends"][:, 0] = np.nan
+    return Score(
+        condition=condition,
+        seeds=seeds or (17, 18, 19)[: len(levels)],
+        tasks=TASKS,
+        seats=tuple(seats),
+        outcomes=outcomes,
+        strict=outcomes,
+        lenient=np.ones(shape),
+        parsed=np.ones(shape),
+        talk=talk,
+    )
+
+
+def base(condition: str, level: float, **more: Any) -> Score:
+    return score(condition, level, seeds=(None,), **more)
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    """A small study with every kind of condition and both kinds of comparison."""
+    trained = score("trained_open", 0.9, 0.85, 0.95)
+    scores = [
+        replace(base("base_open", 0.15), repeats=(0.15, 0.16, 0.14)),
+        base("skyline", 0.95, seats="A"),
+        trained,
+        replace(score("trained_open", 0.95, 0.9, 0.95), decoding="greedy"),
+        score("trained_closed", 0.02, 0.0, 0.04),
+    ]
+    return build(
+        "toy",
+        scores,
+        compare=[("trained_open", "trained_closed"), ("trained_open", "base_open")],
+        config={"steps": 50},
+        cost={"seconds": 12.5},
+        about={"trained_open": {"label": "trained, channel open", "arm": "open"}},
+        created="2026-01-02T03:04:05+00:00",
+    )
+
+
+# --- scores -----------------------------------------------------------------------------------------------
+
+
+def test_a_score_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
+    saved = replace(score("trained_open", 0.9, 0.5), clusters=tuple([None, "x"] * 20), repeats=(0.7,))
+    path = saved.save(tmp_path / "outcomes")
+    back = Score.load(path)
+    assert path.name == "trained_open.npz"
+    for name in ("condition", "seeds", "tasks", "seats", "repeats", "clusters", "decoding"):
+        assert getattr(back, name) == getattr(saved, name)
+    np.testing.assert_array_equal(back.outcomes, saved.outcomes)
+    np.testing.assert_array_equal(back.talk["sends"], saved.talk["sends"])
+    assert (back.rate, back.seat_rates) == (saved.rate, saved.seat_rates)
+
+
+def test_the_file_is_plain_arrays_and_the_same_score_gives_the_same_bytes(tmp_path: Path) -> None:
+    greedy = replace(base("base_open", 0.2), decoding="greedy")
+    first, second = greedy.save(tmp_path / "a"), greedy.save(tmp_path / "b")
+    assert first.name == "base_open.greedy.npz"
+    assert first.read_bytes() == second.read_bytes()
+    assert [path.name for path in first.parent.iterdir()] == [first.name]  # no part is left behind
+    with np.load(first, allow_pickle=False) as file:
+        assert file["outcomes"].shape == (1, 40, 2, 2)
+        assert file["seeds"].tolist() == [-1]  # never trained
+        assert file["tasks"][0] == "heldout-0"
+    assert Score.load(first).seeds == (None,)
+
+
+def test_a_file_that_holds_no_score_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no file"):
+        Score.load(tmp_path / "nothing.npz")
+    torn = tmp_path / "torn.npz"
+    torn.write_bytes(base("base_open", 0.2).save(tmp_path).read_bytes()[:300])
+    with pytest.raises(BadInput, match="no readable outcomes"):
+        Score.load(torn)
+    np.savez(tmp_path / "other.npz", x=np.ones(3))
+    with pytest.raises(BadInput, match="lacks lenient, outcomes"):
+        Score.load(tmp_path / "other.npz")
+    np.savez(tmp_path / "pickle.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(BadInput, match="no readable outcomes"):
+        Score.load(tmp_path / "pickle.npz")
+
+
+def test_a_score_whose_parts_do_not_fit_is_refused() -> None:
+    good = score("trained_open", 0.9, 0.5)
+    with pytest.raises(BadInput, match="strict has the shape"):
+        replace(good, strict=np.ones((2, 40, 2, 1)))
+    with pytest.raises(BadInput, match="talk sends has the shape"):
+        replace(good, talk={"sends": np.ones((1, 40))})
+    with pytest.raises(BadInput, match="expected each once"):
+        replace(good, seeds=(17, 17))
+    with pytest.raises(BadInput, match="None alone"):
+        replace(good, seeds=(17, None))
+    with pytest.raises(BadInput, match="names a task twice"):
+        replace(good, tasks=TASKS[:-1] + TASKS[:1])
+
+
+def test_one_run_is_rated_over_tasks_and_several_over_seeds() -> None:
+    assert (base("base_open", 0.2).rate.n, base("base_open", 0.2).rate.unit) == (40, "tasks")
+    several = score("trained_open", 0.9, 0.5)
+    assert (several.rate.n, several.rate.unit, several.rate.tasks) == (2, "seeds+tasks", 40)
+    assert list(several.seed_means) == ["17", "18"]
+    assert list(base("base_open", 0.2).seed_means) == ["base"]
+    np.testing.assert_allclose(several.seat_rates["B"].mean, several.outcomes[..., 1].mean())
+
+
+def test_two_scores_are_compared_in_the_unit_that_they_allow() -> None:
+    open_, closed = score("trained_open", 0.9, 0.8), score("trained_closed", 0.1, 0.0)
+    assert compare_scores(open_, closed).unit == "seeds"
+    assert compare_scores(open_, base("base_open", 0.1)).unit == "seeds+tasks"
+    assert compare_scores(base("base_open", 0.9), base("base_closed", 0.1)).unit == "tasks"
+    assert compare_scores(score("trained_open", 0.9), score("trained_closed", 0.1)).verdict == "one seed"
+    with pytest.raises(BadInput, match="the trained one first"):
+        compare_scores(base("base_open", 0.1), open_)
+    with pytest.raises(BadInput, match="same tasks in the same order"):
+        compare_scores(open_, replace(closed, tasks=TASKS[::-1]))
+
+
+# --- building ---------------------------------------------------------------------------------------------
+
+
+def test_the_document_has_the_shape_of_schema_1(results: dict[str, Any]) -> None:
+    assert list(results) == [
+        "schema",
+        "study",
+        "created",
+        "versions",
+        "config",
+        "conditions",
+        "comparisons",
+        "cost",
+    ]
+    assert results["schema"] == 1
+    assert {"python", "numpy", "scipy"} <= results["versions"].keys()
+    trained = results["conditions"]["trained_open"]
+    assert {"score", "per_seed", "per_seat", "talk", "greedy", "repeats", "label", "arm"} <= trained.keys()
+    assert trained["score"].keys() == {"mean", "low", "high", "n", "unit"}
+    assert (trained["score"]["n"], trained["score"]["unit"]) == (3, "seeds+tasks")
+    assert list(trained["per_seed"]) == ["17", "18", "19"]
+    assert trained["greedy"]["score"]["mean"] > 0.8
+    assert results["conditions"]["base_open"]["repeats"] == [0.15, 0.16, 0.14]
+    assert results["conditions"]["base_open"]["greedy"] is None
+    assert list(results["conditions"]["skyline"]["per_seat"]) == ["A"]
+
+
+def test_talk_counts_only_the_tasks_that_a_measure_applies_to(results: dict[str, Any]) -> None:
+    assert results["conditions"]["base_open"]["talk"]["sends"]["n"] == 39
+    assert results["conditions"]["base_open"]["talk"]["message_chars"]["mean"] > 1
+
+
+def test_comparisons_are_corrected_together_and_carry_every_seed(results: dict[str, Any]) -> None:
+    arms, against_base = results["comparisons"]
+    assert (arms["a"], arms["b"], arms["unit"], arms["verdict"]) == (
+        "trained_open",
+        "trained_closed",
+        "seeds",
+        "helps",
+    )
+    assert arms["sentence"].startswith("trained, channel open scores better than trained closed: +0.")
+    assert list(arms["per_seed_a"]) == ["17", "18", "19"]
+    assert arms["p_holm"] >= arms["p"]
+    assert (against_base["unit"], against_base["checkpoints"]) == ("seeds+tasks", None)
+
+
+def test_one_seed_an_arm_gives_no_claim_but_says_how_the_two_checkpoints_differ() -> None:
+    built = build(
+        "toy",
+        [score("trained_open", 0.9), score("trained_closed", 0.1)],
+        compare=[("trained_open", "trained_closed")],
+    )
+    found = built["comparisons"][0]
+    assert (found["verdict"], found["p"], found["low"]) == ("one seed", None, None)
+    assert found["checkpoints"]["unit"] == "tasks" and found["checkpoints"]["n"] == 40
+    assert found["checkpoints"]["low"] > 0.5
+    assert check(built) == []
+
+
+def test_what_cannot_be_built_is_refused() -> None:
+    open_ = score("trained_open", 0.9)
+    with pytest.raises(BadInput, match="expected one of trained_open"):
+        build("toy", [open_], compare=[("trained_open", "trained_shut")])
+    with pytest.raises(BadInput, match="two sampled scores were given for trained_open"):
+        build("toy", [open_, open_])
+    with pytest.raises(BadInput, match="without the sampled ones"):
+        build("toy", [replace(open_, decoding="greedy")])
+
+
+# --- writing, reading, checking ---------------------------------------------------------------------------
+
+
+def test_results_come_back_as_they_were_written_whole_or_not_at_all(
+    results: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "study" / "results.json"
+    write(path, results)
+    assert read(path) == read(path.parent) == json.loads(json.dumps(results))
+    spoiled = copy.deepcopy(results)
+    spoiled["conditions"]["base_open"]["score"]["mean"] = float("nan")
+    with pytest.raises(BadInput, match="expected finite numbers"):
+        write(path, spoiled)
+    assert read(path)["conditions"]["base_open"]["score"] == results["conditions"]["base_open"]["score"]
+    assert [file.name for file in path.parent.iterdir()] == ["results.json"]
+
+
+def test_a_file_that_is_no_results_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    with pytest.raises(BadInput, match="there is no file"):
+        read(path)
+    path.write_text('{"schema": 1, "stu', encoding="utf-8")
+    with pytest.raises(BadInput, match="is not JSON"):
+        read(path)
+    path.write_text('{"schema": 2}', encoding="utf-8")
+    with pytest.raises(BadInput, match="schema is 2; expected 1"):
+        read(path)
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(BadInput, match="expected an object"):
+        read(path)
+
+
+SPOILED = [
+    ("study", None, "study is missing; expected a text"),
+    ("created", "yesterday", "expected an ISO 8601 time"),
+    ("config", {"lr": float("inf")}, "config.lr is inf"),
+    ("conditions", {}, "at least one condition"),
+    ("comparisons", {}, "comparisons is an object; expected a list"),
+    ("conditions.base_open", 3, "conditions.base_open is the number 3; expected an object"),
+    ("conditions.base_open.score", 0.4, "conditions.base_open.score is the number 0.4"),
+    ("conditions.base_open.score.high", 0.0, "expected 0 <= low <= mean <= high <= 1"),
+    ("conditions.base_open.score.n", 0, "at least 1"),
+    ("conditions.base_open.score.unit", "seeds", "expected tasks"),
+    ("conditions.trained_open.score.unit", "tasks", "expected seeds or seeds"),
+    ("conditions.trained_open.score.n", 300, "expected 3, the number of seeds"),
+    ("conditions.trained_open.per_seed.17", 0.1, "expected the same"),
+    ("conditions.trained_open.per_seed.first", 0.9, 'expected seeds such as "17"'),
+    ("conditions.trained_open.per_seed", {}, "expected a mean between 0 and 1 for each seed"),
+    ("conditions.trained_open.talk.sends.mean", True, "expected finite numbers"),
+    ("conditions.trained_open.talk", None, "talk is missing"),
+    ("conditions.trained_open.greedy.score.low", -0.1, "trained_open.greedy.score"),
+    ("conditions.trained_open.greedy", 1, "null where it was not played"),
+    ("conditions.base_open.repeats", [1.5], "a list of means"),
+    ("comparisons.0.a", "gone", "expected the name of a condition"),
+    ("comparisons.0.verdict", "proves", "expected one of one seed"),
+    ("comparisons.0.sentence", "", "the verdict in words"),
+    ("comparisons.0.n_a", 1, "with one seed on a side"),
+    ("comparisons.0.difference", None, "difference is None"),
+]
+
+
+@pytest.mark.parametrize(("where", "value", "fault"), SPOILED, ids=[where for where, _, _ in SPOILED])
+def test_the_check_finds_what_was_spoiled(
+    results: dict[str, Any], where: str, value: object, fault: str
+) -> None:
+    assert check(results) == []
+    *parents, last = where.split(".")
+    target: Any = results
+    for key in parents:
+        target = target[int(key)] if isinstance(target, list) else target[key]
+    target[last] = value
+    assert any(fault in line for line in check(results)), check(results)
+
+
+def test_many_faults_are_told_as_ten_and_a_count(results: dict[str, Any], tmp_path: Path) -> None:
+    for condition in results["conditions"].values():
+        condition["talk"] = dict.fromkeys("abcd")
+    with pytest.raises(BadInput, match="and 6 more"):
+        write(tmp_path / "results.json", results)
+
+
+# --- the terminal -----------------------------------------------------------------------------------------
+
+
+def shown(results: dict[str, Any]) -> str:
+    console = Console(file=StringIO(), width=140, color_system=None)
+    console.print(table(results))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_table_shows_every_seed_and_every_rate_with_its_n_and_interval(results: dict[str, Any]) -> None:
+    text = shown(results)
+    for name, condition in results["conditions"].items():
+        assert str(condition.get("label") or name) in text
+        for seed, mean in condition["per_seed"].items():
+            assert f"{seed}: {mean:.3f}" in text
+        rate = condition["score"]
+        assert f"{rate['mean']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]" in text
+    assert "3 seeds x 40 tasks" in text
+    assert "39 tasks" in text  # sends, where one task has no private number
+    assert results["comparisons"][0]["sentence"][:60] in text
+
+
+def test_a_label_in_brackets_is_shown_and_not_taken_for_markup(results: dict[str, Any]) -> None:
+    results["conditions"]["base_open"]["label"] = "[bold]my base[/bold]"
+    assert "[bold]my base[/bold]" in shown(results)
