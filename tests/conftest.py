@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may ask the hub; read when transformers is imported
 
 import pytest
 import torch
@@ -41,16 +42,32 @@ THINKING = (  # drops what an earlier assistant turn began with, as templates th
 )
 
 
-def byte_tokenizer(template: str = PLAIN) -> PreTrainedTokenizerFast:
-    """One token a byte (ids 5..260), five special tokens (ids 0..4)."""
+LATE_SYSTEM = (  # tells the system text in the last user turn, as Mistral's does
+    "{% for m in messages %}{% if m.role == 'user' %}<|user|>"
+    "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }} {% endif %}{{ m.content }}<|end|>"
+    "{% elif m.role == 'assistant' %}<|assistant|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer(
+    template: str | None = PLAIN, added: tuple[str, ...] = (), pad: str = "<|pad|>"
+) -> PreTrainedTokenizerFast:
+    """One token a byte (ids 5..260), five special tokens (ids 0..4), then `added` ones that are not special.
+
+    A printable ASCII letter c has id ord(c) - 28; a newline is 203, a space 225.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {s: i for i, s in enumerate(SPECIALS)} | {c: i + len(SPECIALS) for i, c in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(SPECIALS)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>")
-    wrapped.chat_template = template
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token="<|end|>")
+    if added:
+        wrapped.add_tokens(list(added))
+    if template:
+        wrapped.chat_template = template
     return wrapped
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,12 @@ TINY = Path(__file__).parent / "bases" / "tiny"
 
 @dataclass(frozen=True)
 class Base:
-    """A loaded model. sha256: of its weights' file, or of its parameters when it is no single file."""
+    """A loaded model.
+
+    sha256: of its weights' files (sorted by name, one after another), wherever they lie, so that a hub name and a
+    directory with the same files agree. notes: what `cotalk_base.json` says, and under `template_difference` where
+    prompts differ from `apply_chat_template`, if they do.
+    """
 
     name: str
     model: Any
@@ -35,63 +41,128 @@ class Base:
 
 
 def pick_device(device: str) -> str:
+    """The device that `device` means here; auto: a GPU if there is one."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput(f"device {device!r}: torch {torch.__version__} sees no GPU here; use --device cpu")
     try:
-        torch.device(device)
+        wanted = torch.device(device)
     except RuntimeError as error:
         raise BadInput(f'device {device!r}: expected "cpu", "cuda" or "cuda:0"') from error
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        seen = torch.cuda.device_count() or "no"
+        raise BadInput(f"device {device!r}: torch {torch.__version__} sees {seen} GPU here; use --device cpu")
     return device
 
 
 def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str = "auto") -> Base:
-    """Loads a base. Raises BadInput with what to type when it is not there or cannot be used."""
+    """Loads a base. Raises BadInput with what to type when it is not there or cannot be used.
+
+    Warns when its prompts are not `apply_chat_template`'s, id by id: they can be played, but the model meets ids
+    in an order that it was not trained on.
+    """
     device = pick_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
     where = TINY if name == "tiny" else Path(name).expanduser()
     if name == "tiny" and not (where / "config.json").is_file():
-        raise BadInput(f"the tiny base is missing from {where}: reinstall cotalk, or make it with `cotalk base tiny --out {where}`")
+        raise BadInput(
+            f"the tiny base is missing from {where}: reinstall cotalk, or make it with `cotalk base tiny --out {where}`"
+        )
     if where.suffix == ".gguf":
         model, tokenizer = _from_gguf(where, dtype)
+    elif where.exists():
+        model, tokenizer = _from_directory(where, dtype)
     else:
-        model, tokenizer = _from_pretrained(str(where) if where.exists() else name, dtype, local=where.exists())
-    notes_path = where / "cotalk_base.json"
-    notes = json.loads(notes_path.read_text(encoding="utf-8")) if where.is_dir() and notes_path.is_file() else {}
-    words = notes.get("wording", "full") if wording == "auto" else wording
+        model, tokenizer = _from_hub(name, dtype)
     _check_vocabulary(name, model, tokenizer)
-    return Base(name, model.to(device), tokenizer, ChatFormat(tokenizer, words), _sha256(where, model), notes)
+    notes = _notes(where)
+    form = ChatFormat(tokenizer, notes.get("wording", "full") if wording == "auto" else wording)
+    difference = form.template_difference()
+    if difference:
+        notes |= {"template_difference": difference}
+        warnings.warn(
+            f"base {name!r}: prompts are not what its chat template gives, since its tokenizer joins or splits at "
+            f"the borders of texts. {difference}",
+            stacklevel=2,
+        )
+    return Base(name, model.to(device), tokenizer, form, _sha256(name, where, model), notes)
 
 
-def _from_pretrained(name: str, dtype: str, local: bool) -> tuple[Any, Any]:
+def _notes(where: Path) -> dict[str, Any]:
+    path = where / "cotalk_base.json"
+    if not path.is_file():
+        return {}
+    try:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BadInput(f"{path} is not JSON ({error}): expected an object with the base's wording") from error
+    if not isinstance(notes, dict):
+        raise BadInput(f"{path} holds {notes!r}: expected an object with the base's wording")
+    return notes
+
+
+def _from_directory(directory: Path, dtype: str) -> tuple[Any, Any]:
+    if not (directory / "config.json").is_file():
+        adapter = (directory / "adapter_config.json").is_file()
+        hint = (
+            "; this is an adapter: give its base with --base and the adapter with --adapter"
+            if adapter
+            else ""
+        )
+        raise BadInput(
+            f"base {directory}: no config.json in that directory; expected a transformers model directory{hint}"
+        )
+    if not list(directory.glob("*.safetensors")):
+        pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in directory.glob(kind))
+        raise BadInput(
+            f"base {directory}: no .safetensors in that directory{f' ({pickles[0]} is a pickle)' if pickles else ''}. "
+            "Pickles can run code when they are read, so they are refused: save the model with save_pretrained"
+        )
+    expected = "a directory that transformers' AutoModelForCausalLM and AutoTokenizer can load"
+    return _load(str(directory), expected, dtype, use_safetensors=True, local_files_only=True)
+
+
+def _from_hub(name: str, dtype: str) -> tuple[Any, Any]:
+    expected = (
+        "the name of a model on the Hugging Face hub that has .safetensors (is there a network? is the name right? "
+        'gated models need `hf auth login`), a model directory, a .gguf file, or "tiny"'
+    )
+    return _load(name, expected, dtype, use_safetensors=True)
+
+
+def _load(name: str, expected: str, dtype: str, **how: Any) -> tuple[Any, Any]:
+    """Reads model and tokenizer; whatever goes wrong on the way becomes one BadInput.
+
+    Weights that are missing would silently be random ones: refused.
+    """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if local:
-        directory = Path(name)
-        if not (directory / "config.json").is_file():
-            raise BadInput(f"base {name}: no config.json in that directory; expected a transformers model directory")
-        if not list(directory.glob("*.safetensors")):
-            pickles = sorted(p.name for p in [*directory.glob("*.bin"), *directory.glob("*.pt")])
-            raise BadInput(
-                f"base {name}: no .safetensors in that directory{f' ({pickles[0]} is a pickle)' if pickles else ''}. "
-                "Pickles can run code when they are read, so they are refused: save the model with save_pretrained"
-            )
+    just_read = {key: value for key, value in how.items() if key != "use_safetensors"}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
-        model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, dtype), use_safetensors=True, trust_remote_code=False, local_files_only=local,
-            attn_implementation="sdpa",
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **just_read)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), trust_remote_code=False, attn_implementation="sdpa",
+            output_loading_info=True, **how,
         )  # fmt: skip
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        RuntimeError,
+        AttributeError,
+        TypeError,
+        SafetensorError,
+    ) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        expected = (
-            "expected a directory that transformers' AutoModelForCausalLM can load"
-            if local
-            else "expected the name of a model on the Hugging Face hub (is there a network? is the name right? gated "
-            "models need `hf auth login`), a model directory, a .gguf file, or \"tiny\""
+        raise BadInput(f"base {name!r} could not be loaded: {first}; expected {expected}") from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise BadInput(
+            f"base {name!r}: its weights lack {len(missing)} of the tensors of {type(model).__name__} "
+            f"({', '.join(missing[:3])}, ...); expected {expected}, with weights for its config.json"
         )
-        raise BadInput(f"base {name!r} could not be loaded: {first}; {expected}") from error
     return model, tokenizer
 
 
@@ -102,13 +173,11 @@ def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise BadInput(f"base {path}: reading GGUF needs the package gguf; type: pip install 'cotalk[gguf]'") from error
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    directory, file = str(path.parent), path.name
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=file)
-    loaded = AutoModelForCausalLM.from_pretrained(directory, gguf_file=file, dtype=torch.float32)
-    model = type(loaded)(loaded.config)
+        raise BadInput(
+            f"base {path}: reading GGUF needs the package gguf; type: pip install 'cotalk[gguf]'"
+        ) from error
+    loaded, tokenizer = _load(str(path.parent), "a whole .gguf file", "float32", gguf_file=path.name)
+    model = type(loaded)(loaded.config).eval()
     model.load_state_dict(loaded.state_dict())
     return model.to(getattr(torch, dtype)), tokenizer
 
@@ -122,8 +191,14 @@ def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
         )
 
 
-def _sha256(where: Path, model: Any) -> str:
-    files = [where] if where.is_file() else sorted(where.glob("*.safetensors")) if where.is_dir() else []
+def _sha256(name: str, where: Path, model: Any) -> str:
+    directory = where if where.exists() else _hub_directory(name)
+    kinds = (
+        "model*.safetensors",
+        "*.safetensors",
+    )  # the first are what transformers reads, by its conventions
+    found = [sorted(directory.glob(kind)) for kind in kinds] if directory.is_dir() else [[directory]]
+    files = next(filter(None, found), [])
     if not files:
         return weights_sha256(model)
     digest = hashlib.sha256()
@@ -132,3 +207,11 @@ def _sha256(where: Path, model: Any) -> str:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def _hub_directory(name: str) -> Path:
+    """Where the files of a hub name that was just loaded lie."""
+    from transformers.utils import cached_file
+
+    config = cached_file(name, "config.json", local_files_only=True)
+    return Path(config or "").parent

@@ -190,6 +190,7 @@ class Chat:
                     "heard": m.heard,
                     "credit": m.credit,
                     "cut": m.cut,
+                    "heard_cut": m.heard_cut,
                     "tokens": len(m.ids),
                     "logprob": round(sum(m.logprobs), 4),
                 }
@@ -218,13 +219,13 @@ class Seating:
 def converse(
     seatings: Sequence[Seating], rules: Rules, form: ChatFormat
 ) -> Generator[list[View], Sequence[Reply], list[Chat]]:
-    """Plays the chats turn by turn; yields one view a chat, receives the replies in the same order."""
-    for s in seatings:
-        if len(s.deal.hands) != len(rules.seats):
-            raise BadInput(
-                f"order {rules.order!r} seats {len(rules.seats)}, but task {s.deal.task.id!r} was dealt to "
-                f"{len(s.deal.hands)}: deal it to as many seats"
-            )
+    """Plays the chats turn by turn; yields one view a chat, receives the replies in the same order.
+
+    Raises BadInput before the first view when a deal, its players and the order do not agree, or the base cannot
+    play the view.
+    """
+    for seating in seatings:
+        _check(seating, rules, form)
     chats = [Chat(s.deal, rules, s.players, s.number) for s in seatings]
     for turn in range(len(rules.order)):
         views = [_view(chat, s, turn, form) for chat, s in zip(chats, seatings, strict=True)]
@@ -232,6 +233,18 @@ def converse(
         for chat, view, reply in zip(chats, views, replies, strict=True):
             chat.messages.append(_message(chat, view, reply, turn, form))
     return chats
+
+
+def _check(seating: Seating, rules: Rules, form: ChatFormat) -> None:
+    for what, seats in (("was dealt to", seating.deal.hands), ("is played by", seating.players)):
+        if set(seats) != set(rules.seats):
+            raise BadInput(
+                f"order {rules.order!r} seats {rules.seats}, but task {seating.deal.task.id!r} {what} "
+                f"{''.join(sorted(seats)) or 'nobody'}: expected the seats {rules.seats}, one each"
+            )
+    speaks_twice = len(rules.order) > len(rules.seats)
+    if rules.view == "dialogue" and speaks_twice and any(p.script is None for p in seating.players.values()):
+        form.require_dialogue()
 
 
 def _view(chat: Chat, seating: Seating, turn: int, form: ChatFormat) -> View:

@@ -133,10 +133,12 @@ class Evaluate:
     def __call__(self) -> int:
         from cotalk.single import evaluate_one
 
+        shown = Console(stderr=True) if self.json else console
         found = evaluate_one(
-            self.config, self.adapter, self.out, console, self.chats_per_task, self.repeats, self.greedy
+            self.config, self.adapter, self.out, shown, self.chats_per_task, self.repeats, self.greedy
         )
-        print(json.dumps(found, indent=2)) if self.json else None
+        if self.json:
+            print(json.dumps(found, indent=2))
         return 0
 
 
@@ -211,7 +213,8 @@ class DealCommand:
     def __call__(self) -> int:
         from cotalk.deal import show
 
-        show(self.source, rule=self.rule, seats=self.seats, split=self.split, limit=self.limit, out=self.out)
+        out = str(self.out) if self.out else None
+        show(self.source, rule=self.rule, seats=self.seats, split=self.split, limit=self.limit, out=out)
         return 0
 
 
@@ -311,7 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (`cotalk` on the command line)."""
     try:
         signal.signal(signal.SIGTERM, _stopped)
-        command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=__doc__.split("\n")[0], args=arguments)  # type: ignore[arg-type]
+        about = str(__doc__).split("\n", maxsplit=1)[0]
+        command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
         return command()
     except BadInput as error:
         Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,15 +122,25 @@ class Config:
             raise BadInput(f"lr = {self.lr}, alpha = {self.alpha}: expected numbers above 0")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise BadInput(f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected numbers from 0 to below 1")
-        if not isinstance(self.normaliser, str) and not self.normaliser > 0:
-            raise BadInput(f'normaliser = {self.normaliser}: expected "credited", "sampled" or a number above 0')
-        if self.steps and len(self.rules.seats) < 2:
+        if not isinstance(self.normaliser, str) and not 0 < self.normaliser < math.inf:
+            raise BadInput(
+                f'normaliser = {self.normaliser}: expected "credited", "sampled" or a number above 0'
+            )
+        if not all(self.target_layers):
+            raise BadInput(
+                f'targets = {self.targets!r}: expected "all-linear", or names such as "q_proj,v_proj"'
+            )
+        # an order that cannot be played, and budgets and temperatures out of range, are refused by Rules
+        rules = self.rules
+        if self.steps and len(rules.seats) < 2:
             raise BadInput(
                 f"order = {self.order!r} seats one player alone: expected at least two seats in training, "
                 'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)'
             )
         if self.problems > self.train_tasks:
-            raise BadInput(f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more")
+            raise BadInput(
+                f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more"
+            )
 
     def _check_type(self, name: str, kind: Any) -> None:
         value = getattr(self, name)
@@ -137,9 +148,13 @@ class Config:
         choices = [c for part in (kind, *typing.get_args(kind)) for c in typing.get_args(part)]
         choices = [c for c in choices if isinstance(c, str)]
         if choices and value not in choices and not (number and float in typing.get_args(kind)):
-            raise BadInput(f"{name} = {value!r}: expected one of {', '.join(choices)}{_nearest(str(value), choices)}")
+            raise BadInput(
+                f"{name} = {value!r}: expected one of {', '.join(choices)}{_nearest(str(value), choices)}"
+            )
         if not choices and not (number if kind is float else type(value) is kind):
             raise BadInput(f"{name} = {value!r} ({type(value).__name__}): expected {kind.__name__}")
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise BadInput(f"{name} = {value!r}: expected text that can be written as UTF-8")
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:
@@ -148,7 +163,9 @@ class Config:
 
     @property
     def rules(self) -> Rules:
-        return Rules(self.order, self.view, self.channel, self.message_tokens, self.answer_tokens, self.temperature)
+        return Rules(
+            self.order, self.view, self.channel, self.message_tokens, self.answer_tokens, self.temperature
+        )
 
     @property
     def target_layers(self) -> str | list[str]:
@@ -167,22 +184,33 @@ class Config:
         names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
-                raise BadInput(f"{where}unknown key {name!r}{_nearest(name, names)}; expected one of: {', '.join(names)}")
+                raise BadInput(
+                    f"{where}unknown key {name!r}{_nearest(name, names)}; expected one of: {', '.join(names)}"
+                )
         try:
             return dataclasses.replace(self, **overrides)
         except BadInput as error:
             raise BadInput(f"{where}{error}") from error
 
     def as_dict(self) -> dict[str, Any]:
+        """Every field and its value, as TOML has them."""
         return dataclasses.asdict(self)
 
     def save(self, path: Path) -> None:
-        path.write_text("# the resolved config of this run\n" + toml_table(self.as_dict()), encoding="utf-8")
+        """Writes the resolved copy, whole or not at all: a killed run can be started again from it."""
+        aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+        aside.write_text("# the resolved config of this run\n" + toml_table(self.as_dict()), encoding="utf-8")
+        os.replace(aside, path)
 
 
 def toml_table(table: Mapping[str, Any]) -> str:
-    """Flat keys and values as TOML (strings as JSON strings, which TOML's basic strings include)."""
-    return "".join(f"{k} = {json.dumps(v, ensure_ascii=True)}\n" for k, v in table.items())
+    """Flat keys and values as TOML.
+
+    Strings are written as JSON strings, which are TOML's basic strings but for two things: TOML knows no surrogate
+    pairs (so letters beyond ASCII stand as they are), and wants DEL escaped.
+    """
+    lines = (f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items())
+    return "".join(lines).replace("\x7f", "\\u007f")
 
 
 def _nearest(name: str, names: list[str]) -> str:

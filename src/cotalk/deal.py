@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import sentencex
 
 from cotalk.errors import BadInput
 from cotalk.numerals import has_number, numbers
@@ -120,7 +119,7 @@ def _clean_sentences(text: str) -> list[str]:
     masked = INCH_MARK.sub("″", flat)  # a lone inch mark would open a quotation that never ends
     sentences: list[str] = []
     end = 0
-    for piece in sentencex.segment("en", masked):
+    for piece in _segment(masked):
         for part in _missed_boundaries(piece):
             start, end = end, end + len(part)
             sentence = flat[start:end].strip()
@@ -129,6 +128,17 @@ def _clean_sentences(text: str) -> list[str]:
             elif sentence:
                 sentences.append(sentence)
     return sentences
+
+
+def _segment(text: str) -> list[str]:
+    try:
+        import sentencex
+    except ImportError as error:
+        raise BadInput(
+            'rule "clean" cuts sentences with the package sentencex, which is not installed here; '
+            "type: pip install sentencex"
+        ) from error
+    return list(sentencex.segment("en", text))
 
 
 def _missed_boundaries(piece: str) -> list[str]:

@@ -94,10 +94,23 @@ def arm_conditions(arm: str, config: Config, partners: bool) -> list[Condition]:
     if partners:
         of = "" if arm == "open" else f"_{arm}"
         said = "" if arm == "open" else f" ({arm})"
-        b = "b" if len(seats) == 2 else seats[1:].lower()
+        others = seats[1:]
+        b = others.lower()
         names += [
-            Condition(f"trained{of}_a_base_{b}", f"trained A{said} with untrained {b.upper()}", channel, trained="A", arm=arm),
-            Condition(f"base_a_trained{of}_{b}", f"untrained A with trained {b.upper()}{said}", channel, trained=seats[1:], arm=arm),
+            Condition(
+                f"trained{of}_a_base_{b}",
+                f"trained A{said} with untrained {others}",
+                channel,
+                trained="A",
+                arm=arm,
+            ),
+            Condition(
+                f"base_a_trained{of}_{b}",
+                f"untrained A with trained {others}{said}",
+                channel,
+                trained=others,
+                arm=arm,
+            ),
         ]
     return names
 
@@ -143,7 +156,10 @@ def play_pass(evaluation: Evaluation, condition: Condition, once: Pass) -> Playi
     chats: list[Chat] = yield from converse(seatings, rules, evaluation.form)
     grade(chats, evaluation.config.reward, evaluation.grader)
     about = {"step": None, "condition": condition.name, "repeat": once.repeat}
-    lines = [about | ({"half": half} if half else {}) | chat.as_json() for chat, half in zip(chats, halves, strict=True)]
+    lines = [
+        about | ({"half": half} if half else {}) | chat.as_json()
+        for chat, half in zip(chats, halves, strict=True)
+    ]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_atomically(evaluation.path(condition, once), text.encode("utf-8", "surrogatepass"))
 
@@ -164,8 +180,12 @@ def read_score(
     folder = directory / "scores" / condition.name
     suffix = ".greedy" if greedy else ""
     names = [deal.task.id for deal in tasks]
-    arrays = [outcomes(read_lines(folder / f"{run}{suffix}.jsonl"), names, folder / run) for run in runs]
-    again = [outcomes(read_lines(folder / f"{run}.repeat{i}.jsonl"), names, folder / run) for run in runs for i in range(1, repeats)]
+
+    def read(file: str) -> dict[str, Any]:
+        return outcomes(read_lines(folder / file), names, folder / file)
+
+    arrays = [read(f"{run}{suffix}.jsonl") for run in runs]
+    again = [read(f"{run}.repeat{i}.jsonl") for run in runs for i in range(1, repeats)]
     seats = tuple(arrays[0]["seats"])
     stacked = {name: np.stack([a[name] for a in arrays]) for name in COUNTED}
     spoken = {} if condition.hand == "half" else talk.stack(
@@ -190,16 +210,24 @@ def read_score(
 def outcomes(lines: Sequence[dict[str, Any]], tasks: Sequence[str], where: Path) -> dict[str, Any]:
     """Chat lines of one pass -> outcomes (rewards), strict, lenient, parsed: (tasks, chats, seats), and the seats."""
     if not lines:
-        raise RunFailed(f"{where}: no chats of this pass are on disk; expected an evaluation that ran to its end")
+        raise RunFailed(
+            f"{where}: no chats of this pass are on disk; expected an evaluation that ran to its end"
+        )
     seats = sorted({line.get("half") or seat for line in lines for seat in line["answers"]})
     place = {task: i for i, task in enumerate(tasks)}
     chats = max(line["chat"] for line in lines) + 1
     found = {name: np.full((len(tasks), chats, len(seats)), np.nan) for name in COUNTED}
     for line in lines:
+        if line["task"] not in place:
+            raise RunFailed(
+                f"{where}: a chat of task {line['task']!r} is on disk, which is not held out here; remove that file"
+            )
         for seat, answer in line["answers"].items():
             at = place[line["task"]], line["chat"], seats.index(line.get("half") or seat)
             for name, values in found.items():
                 values[at] = line["rewards"][seat] if name == "outcomes" else answer[name]
     if any(np.isnan(values).any() for values in found.values()):
-        raise RunFailed(f"{where}: the chats on disk are not those of {len(tasks)} tasks x {chats} chats; remove that file")
+        raise RunFailed(
+            f"{where}: the chats on disk are not those of {len(tasks)} tasks x {chats} chats; remove that file"
+        )
     return found | {"seats": seats}

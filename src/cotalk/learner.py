@@ -76,7 +76,11 @@ class Learner:
         self.stack, self.adapters, self.config = stack, adapters, config
         self.optimisers = {
             k: torch.optim.AdamW(
-                stack.parameters(k).values(), lr=config.lr, betas=(config.beta1, config.beta2), eps=1e-8, weight_decay=0.0
+                stack.parameters(k).values(),
+                lr=config.lr,
+                betas=(config.beta1, config.beta2),
+                eps=1e-8,
+                weight_decay=0.0,
             )
             for k in sorted(set(adapters.values()))
         }
@@ -131,7 +135,9 @@ class Learner:
             for k in moved:
                 self.optimisers[k].zero_grad(set_to_none=True)
             told = ", ".join(f"adapter {k}: {norm}" for k, norm in wrong.items())
-            raise RunFailed(f"the norm of a gradient is not finite ({told}): the step was dropped, the weights are as before")
+            raise RunFailed(
+                f"a gradient's norm is not finite ({told}): the step was dropped, the weights are as before"
+            )
         return list(norms.values())
 
     def _step(self, moved: Sequence[int], lr: float) -> None:
@@ -159,14 +165,17 @@ class Learner:
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
                 tokens = len(batch[0].ids)
-                raise RunFailed(f"one row of {tokens} tokens does not fit in memory: lower the token budgets") from error
+                told = f"one row of {tokens} tokens does not fit in memory: lower the token budgets"
+                raise RunFailed(told) from error
         else:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
             return [logprobs.detach() - sampled]
         half = len(batch) // 2
-        return self._backward_batch(k, batch[:half], normaliser) + self._backward_batch(k, batch[half:], normaliser)
+        return self._backward_batch(k, batch[:half], normaliser) + self._backward_batch(
+            k, batch[half:], normaliser
+        )
 
     def score(self, k: int, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probabilities of the sampled tokens of some rows under adapter k, at the sampling temperature.
@@ -176,7 +185,9 @@ class Learner:
         device, temperature = self.stack.device, self.config.temperature
         length = max(len(r.ids) for r in rows) - 1  # the last id predicts nothing
         ids = torch.zeros(len(rows), length, dtype=torch.long)
-        where, targets, sampled, credits = [], [], [], []
+        where, targets = [], []
+        sampled: list[float] = []
+        credits: list[float] = []
         for i, row in enumerate(rows):
             ids[i, : len(row.ids) - 1] = torch.tensor(row.ids[:-1])
             for start, logprobs, credit in row.spans:
@@ -218,4 +229,3 @@ def micro_batches(rows: Iterable[Row], budget: int) -> Iterator[list[Row]]:
         batch.append(row)
     if batch:
         yield batch
-

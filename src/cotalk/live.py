@@ -24,7 +24,7 @@ class Live:
             TimeElapsedColumn(), TimeRemainingColumn(compact=True), console=console, refresh_per_second=2,
         )  # fmt: skip
         self._passes = {job.name: len(study.work(job)) for job in study.jobs()}
-        self._steps = {job.name: study.config.steps if job.arm else 0 for job in study.jobs()}
+        self._steps = {job.name: study.job_config(job).steps if job.arm else 0 for job in study.jobs()}
         self._tasks: dict[str, TaskID] = {}
         total = sum(self._size(name) for name in self._passes)
         self._all = self._progress.add_task("all", total=total, now=f"{len(self._passes)} jobs")

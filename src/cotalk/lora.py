@@ -50,8 +50,12 @@ class StackedLinear(nn.Module):
         self.all_a = torch.zeros(n, r, base.in_features, device=device)
         self.all_b = torch.zeros(n, base.out_features, r, device=device)
         # `.data`: each parameter counts its own writes, though all lie in one tensor
-        self.lora_a = nn.ParameterList([nn.Parameter(self.all_a[k].data, requires_grad=k > 0) for k in range(n)])
-        self.lora_b = nn.ParameterList([nn.Parameter(self.all_b[k].data, requires_grad=k > 0) for k in range(n)])
+        self.lora_a = nn.ParameterList(
+            [nn.Parameter(self.all_a[k].data, requires_grad=k > 0) for k in range(n)]
+        )
+        self.lora_b = nn.ParameterList(
+            [nn.Parameter(self.all_b[k].data, requires_grad=k > 0) for k in range(n)]
+        )
         r3 = 3 * r * (base.in_features + base.out_features)
         self.merging_pays = r3 > base.in_features * base.out_features
         self._merged: dict[int, tuple[tuple[int, ...], torch.Tensor]] = {}
@@ -139,7 +143,9 @@ class Stack:
             and (targets == "all-linear" or name.rsplit(".", 1)[-1] in targets)
         }
         if not found:
-            raise BadInput(f"target layers {targets!r}: expected names of linear layers of the base; none was found")
+            raise BadInput(
+                f"target layers {targets!r}: expected names of linear layers of the base; none was found"
+            )
         stacked = {}
         for name, linear in found.items():
             parent, _, child = name.rpartition(".")
@@ -169,7 +175,9 @@ class Stack:
 
     def _check_trained(self, k: int) -> None:
         if not 1 <= k <= self.adapters:
-            raise ValueError(f"adapter {k}: expected 1 to {self.adapters} (0 is the base, which stays as it is)")
+            raise ValueError(
+                f"adapter {k}: expected 1 to {self.adapters} (0 is the base, which stays as it is)"
+            )
 
     def parameters(self, k: int) -> dict[str, nn.Parameter]:
         """Adapter k's parameters by PEFT's names."""
@@ -257,9 +265,13 @@ class Stack:
             )
         for name, shape in wanted.items():
             if tensors[name].shape != shape:
-                raise BadInput(f"adapter {directory}: {name} is {tuple(tensors[name].shape)}, expected {tuple(shape)}")
+                raise BadInput(
+                    f"adapter {directory}: {name} is {tuple(tensors[name].shape)}, expected {tuple(shape)}"
+                )
             if not tensors[name].isfinite().all():
-                raise BadInput(f"adapter {directory}: {name} holds numbers that are not finite; expected a whole adapter")
+                raise BadInput(
+                    f"adapter {directory}: {name} is not finite everywhere; expected a whole adapter"
+                )
 
 
 def _replace_file(path: Path, data: bytes) -> None:

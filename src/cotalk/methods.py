@@ -10,8 +10,7 @@ method is `--method file.py:Class`: any class with these three and a constructor
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from cotalk.chat import Chat, Player
 from cotalk.config import Config
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
+from cotalk.task import from_file
 
 
 @dataclass
@@ -74,34 +74,36 @@ class GRPO:
     def credit(self, group: Group) -> None:
         baseline = sum(group.rewards) / len(group.rewards)
         for chat in group.chats:
+            advantage = round(chat.reward - baseline, 12) + 0.0  # exactly 0 where only rounding differs
             for message in chat.messages:
-                message.credit = chat.reward - baseline if message.learns else None
+                message.credit = advantage if message.learns else None
 
 
 METHODS: dict[str, Any] = {"grpo": GRPO}
+ANSWERS = ("seat", "wants", "credit")
 
 
 def method(config: Config) -> Method:
     """The method a config names: one of METHODS, or a class in a file of the user's."""
     name = config.method
-    if name in METHODS:
-        return METHODS[name](config)
-    path, _, attribute = name.rpartition(":")
+    made = (METHODS[name] if name in METHODS else _from_file(name))(config)
+    missing = [answer for answer in ANSWERS if not callable(getattr(made, answer, None))]
+    if missing:
+        raise BadInput(f"method {name!r} has no {', no '.join(missing)}: expected {', '.join(ANSWERS)}")
+    return made
+
+
+def _from_file(name: str) -> Any:
+    path = name.rpartition(":")[0]
     if not path.endswith(".py"):
-        raise BadInput(f"method {name!r} is not known: expected one of {', '.join(METHODS)}, or file.py:Class")
-    return load_attribute(Path(path), attribute, "method")(config)
-
-
-def load_attribute(path: Path, attribute: str, what: str) -> Any:
-    """`attribute` of a Python file that the user named."""
-    if not path.is_file():
-        raise BadInput(f"{what} {path}:{attribute}: the file does not exist; expected file.py:NAME")
-    spec = importlib.util.spec_from_file_location(f"cotalk_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{what} {path}:{attribute}: expected a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    if not hasattr(module, attribute):
-        raise BadInput(f"{what} {path}:{attribute}: the file has no {attribute!r}")
-    return getattr(module, attribute)
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise BadInput(
+            f"method {name!r} is not known{hint}: expected one of {', '.join(METHODS)}, or file.py:Class"
+        )
+    if not Path(path).is_file():
+        raise BadInput(f"method {name!r}: there is no file {path!r}; expected file.py:Class")
+    found = from_file(name)
+    if not isinstance(found, type):
+        raise BadInput(f"method {name!r} is {found!r}: expected a class whose constructor takes the Config")
+    return found

@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import tomllib
+import warnings
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -66,11 +67,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     out = []
-    for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last newline is torn or empty
+    for number, line in enumerate(
+        path.read_bytes().split(b"\n")[:-1], 1
+    ):  # after the last newline: torn or empty
         try:
             out.append(json.loads(line))
-        except ValueError:
-            continue
+        except ValueError as error:
+            told = f"{path}, line {number} is damaged ({error}): expected a JSON object; remove that line"
+            raise RunFailed(told) from error
     return out
 
 
@@ -86,14 +90,23 @@ class RunDirectory:
         """Writes the config, or, when the run was begun before, refuses another one."""
         path = self.path / "config.toml"
         if path.is_file():
-            before = tomllib.loads(path.read_text(encoding="utf-8"))
+            try:
+                before = tomllib.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise BadInput(
+                    f"{path} is not TOML ({error}): expected a run's config. Use another --out"
+                ) from error
             differ = {k: (before.get(k), v) for k, v in config.as_dict().items() if before.get(k) != v}
             if differ:
                 told = ", ".join(f"{k} was {a!r} and is now {b!r}" for k, (a, b) in differ.items())
-                raise BadInput(f"{self.path} holds a run with another config: {told}. Use another --out, or remove it")
+                raise BadInput(
+                    f"{self.path} holds a run with another config: {told}. Use another --out, or remove it"
+                )
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        config.save(path)
+        aside = path.with_name(f".{path.name}.part")
+        config.save(aside)
+        os.replace(aside, path)
 
     # --- lines ---
 
@@ -113,7 +126,7 @@ class RunDirectory:
                 kept = [line for line in self.lines(name) if line["step"] <= step]
                 text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
                 write_atomically(self.path / name, text.encode("utf-8", "surrogatepass"))
-        for shard in (self.path / "tokens").glob("step-*.npz"):
+        for shard in (self.path / "tokens").glob("*-*.npz"):  # of steps and of dev tasks
             if int(shard.stem.split("-")[1]) > step:
                 shard.unlink()
 
@@ -122,7 +135,7 @@ class RunDirectory:
     def save_tokens(self, step: int, chats: Sequence[Chat], keep: str, name: str = "step") -> None:
         """The recorded ids of a step's messages: one flat array each, with offsets; no pickles."""
         messages = [(i, m) for i, chat in enumerate(chats) for m in chat.messages]
-        arrays = {
+        arrays: dict[str, Any] = {
             "chat": np.array([i for i, _ in messages], dtype=np.int32),
             "turn": np.array([m.turn for _, m in messages], dtype=np.int32),
             "prompt_lengths": np.array([len(m.prompt) for _, m in messages], dtype=np.int32),
@@ -146,27 +159,30 @@ class RunDirectory:
 
     def save_checkpoint(self, step: int, learner: Learner) -> None:
         tensors = learner_tensors(learner)
-        about = {"step": step, "digest": _digest(tensors), "versions": versions()}
+        about = {"step": step, "digest": _digest(step, tensors), "versions": versions()}
         path = self._checkpoint(step)
         write_atomically(path, safetensors.torch.save(tensors, metadata={"cotalk": json.dumps(about)}))
         for old in sorted(path.parent.glob("step-*.safetensors"))[:-KEPT_CHECKPOINTS]:
             old.unlink()
 
     def load_checkpoint(self, learner: Learner) -> int | None:
-        """Restores the newest whole checkpoint; its step, or None when there is none at all."""
+        """Restores the newest whole checkpoint; its step, or None when there is none at all.
+
+        A damaged one is passed over with a warning: the steps after the one before it are played again.
+        """
         damaged = []
         for path in sorted((self.path / "checkpoints").glob("step-*.safetensors"), reverse=True):
             try:
-                with safetensors.safe_open(path, "pt") as stream:
-                    about = json.loads(stream.metadata()["cotalk"])
-                    tensors = {name: stream.get_tensor(name) for name in stream.keys()}
-                if _digest(tensors) != about["digest"]:
-                    raise ValueError("its digest differs")
-            except (safetensors.SafetensorError, ValueError, KeyError, OSError) as error:
+                step, tensors = _read_checkpoint(path)
+            except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
                 damaged.append(f"{path.name}: {error}")
                 continue
+            if damaged:
+                warnings.warn(
+                    f"{self.path}: damaged: {'; '.join(damaged)}; goes on from step {step}", stacklevel=2
+                )
             restore_learner(learner, tensors)
-            return int(about["step"])
+            return step
         if damaged:
             raise RunFailed(
                 f"{self.path}: every checkpoint is damaged ({'; '.join(damaged)}); expected a whole one. "
@@ -188,9 +204,14 @@ class RunDirectory:
         for name, k in adapter_directories(learner).items():
             learner.stack.save(k, self.path / name)
         write_atomically(self.path / "done.json", json.dumps({"versions": versions()}, indent=2) + "\n")
+        self.succeed()
+
+    def succeed(self) -> None:
+        """Takes back what `fail` said: it was tried again, and went well."""
         (self.path / "failed.json").unlink(missing_ok=True)
 
     def fail(self, reason: str) -> None:
+        """Says why the run, or its evaluation, could not go on."""
         write_atomically(self.path / "failed.json", json.dumps({"reason": reason}, indent=2) + "\n")
 
 
@@ -223,15 +244,27 @@ def restore_learner(learner: Learner, tensors: dict[str, torch.Tensor]) -> None:
                 saved = tensors.get(f"{place}.{name}.{moment}")
                 if saved is not None:
                     keep_on_cpu = moment == "step"
-                    optimiser.state[parameter][moment] = saved.clone() if keep_on_cpu else saved.to(parameter.device)
+                    optimiser.state[parameter][moment] = (
+                        saved.clone() if keep_on_cpu else saved.to(parameter.device)
+                    )
             if not optimiser.state[parameter]:
                 del optimiser.state[parameter]
         learner.stack.changed(k)
 
 
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _read_checkpoint(path: Path) -> tuple[int, dict[str, torch.Tensor]]:
+    """A checkpoint's step and tensors, if it is what was written."""
+    with safetensors.safe_open(path, "pt") as stream:
+        about = json.loads(stream.metadata()["cotalk"])
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    if _digest(about["step"], tensors) != about["digest"]:
+        raise ValueError("its digest differs")
+    return int(about["step"]), tensors
+
+
+def _digest(step: int, tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.blake2b(f"step {step}".encode(), digest_size=16)
     for name in sorted(tensors):
-        digest.update(name.encode())
+        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
         digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

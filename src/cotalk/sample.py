@@ -109,12 +109,16 @@ class KeyedNoise:
         """Goes on with these rows only."""
         self._keys = self._keys[rows]
 
-    def at(self, position: int) -> torch.Tensor:
+    def bits(self, position: int) -> torch.Tensor:
+        """The bits of `bits` (numpy twin) for these rows: (rows, entries), int32 that holds uint32."""
         low, high = _row_words(self._keys, position)
         low_t = torch.from_numpy(low.view(np.int32)).to(self._spread.device)
         high_t = torch.from_numpy(high.view(np.int32)).to(self._spread.device)
-        x = torch_mix32(torch_mix32(self._spread[None, :] + low_t[:, None]).bitwise_xor_(high_t[:, None]))
-        u = (x.to(torch.int64) & 0xFFFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-32)
+        return torch_mix32(torch_mix32(self._spread[None, :] + low_t[:, None]).bitwise_xor_(high_t[:, None]))
+
+    def at(self, position: int) -> torch.Tensor:
+        """log(E) for this token of each row: (rows, entries) float32."""
+        u = (self.bits(position).to(torch.int64) & 0xFFFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-32)
         return u.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().log_()
 
 

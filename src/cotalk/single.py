@@ -45,8 +45,8 @@ def train_one(config: Config, out: Path, console: Console) -> None:
         task = bar.add_task("train", total=config.steps)
 
         def told(step: int, m: dict[str, Any]) -> None:
-            words = f"step {step}: reward {m['reward']:.2f}, flat {m['groups/flat']:.2f}, cut {m['cut']:.2f}, {m['seconds']:.1f} s"
-            bar.update(task, completed=step, description=words)
+            shares = f"reward {m['reward']:.2f}, flat {m['groups/flat']:.2f}, cut {m['cut']:.2f}"
+            bar.update(task, completed=step, description=f"step {step}: {shares}, {m['seconds']:.1f} s")
 
         run = Run(
             "run", config, tasks.train, tasks.dev, base.form, Learner(stack, own, config), method(config),
@@ -76,7 +76,9 @@ def evaluate_one(
     if adapter:
         stack.load(1, adapter)
     own = {seat: Player("adapter", 1) for seat in seats} if adapter else {}
-    condition = Condition("evaluate", str(adapter or "untrained"), config.channel, trained=seats if adapter else "")
+    condition = Condition(
+        "evaluate", str(adapter or "untrained"), config.channel, trained=seats if adapter else ""
+    )
     passes = [Pass(chats=1, greedy=True)] if greedy else [Pass(i, chats) for i in range(repeats)]
     name = "adapter" if adapter else "base"
     for once in passes:  # another call may ask for other settings: play again
@@ -88,12 +90,16 @@ def evaluate_one(
             out, name, config.seed, config, tasks.heldout, base.form, own, grader, lambda _: bar.advance(task)
         )
         _drive(name, evaluate(evaluation, [(condition, p) for p in passes]), stack, base)
-    score = read_score(out, condition, {name: None}, tasks.heldout, greedy=greedy, repeats=1 if greedy else repeats)
+    score = read_score(
+        out, condition, {name: None}, tasks.heldout, greedy=greedy, repeats=1 if greedy else repeats
+    )
     return _shown(score, out / "scores" / condition.name, console)
 
 
 def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:
-    table = RichTable(title=f"{score.outcomes.shape[1]} tasks x {score.outcomes.shape[2]} chats", title_justify="left")
+    table = RichTable(
+        title=f"{score.outcomes.shape[1]} tasks x {score.outcomes.shape[2]} chats", title_justify="left"
+    )
     table.add_column("measure")
     table.add_column("rate, 95% interval over tasks")
     found: dict[str, Any] = {"score": score.rate.as_json}

@@ -20,9 +20,11 @@ Left out: the schema and the statistics of results.json (results.py, stats.py), 
 
 from __future__ import annotations
 
+import difflib
 import multiprocessing
 import os
 import queue
+import threading
 import time
 import tomllib
 import traceback
@@ -51,6 +53,7 @@ from cotalk.stack import drive
 from cotalk.train import Playing, Run, train
 
 STUDIES = Path(__file__).parent / "studies"
+TASKS = ("tasks", "heldout", "rule", "train_tasks", "dev_tasks", "heldout_tasks")  # dealt once for all arms
 Progress = Callable[[str, str, int, int, dict[str, Any]], None]  # job, phase, done, of, metrics
 
 
@@ -68,8 +71,14 @@ class Evaluate:
     """Also every run with the untrained base on either side."""
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            if type(getattr(self, f.name)) is not type(f.default):
+                expected = "true or false" if f.default is True else "a whole number"
+                raise BadInput(f"[evaluate] {f.name} = {getattr(self, f.name)!r}: expected {expected}")
         if self.chats < 1 or self.repeats < 1:
-            raise BadInput(f"[evaluate] chats = {self.chats}, repeats = {self.repeats}: expected at least 1 each")
+            raise BadInput(
+                f"[evaluate] chats = {self.chats}, repeats = {self.repeats}: expected at least 1 each"
+            )
 
 
 @dataclass(frozen=True)
@@ -95,18 +104,50 @@ class Study:
 
     def __post_init__(self) -> None:
         if not self.arms or not self.seeds:
-            raise BadInput(f"study {self.name}: {len(self.arms)} arms, {len(self.seeds)} seeds; expected at least one each")
+            raise BadInput(
+                f"study {self.name}: {len(self.arms)} arms, {len(self.seeds)} seeds; expected at least one each"
+            )
         if len(set(self.seeds)) < len(self.seeds):
-            raise BadInput(f"seeds = {list(self.seeds)}: a seed stands twice; expected each once (a copy is no evidence)")
+            raise BadInput(
+                f"seeds = {list(self.seeds)}: a seed stands twice; expected each once (a copy is no evidence)"
+            )
+        if min(self.seeds) < 0:
+            raise BadInput(f"seeds = {list(self.seeds)}: expected whole numbers from 0 on")
         for name in self.arms:
-            if not name.isidentifier():
-                raise BadInput(f"arm {name!r}: expected letters, digits and underscores (it becomes a file's name)")
-            self.arm(name)
-        known = {c.name for c in self.conditions()}
-        for pair in self.compare:
-            for name in pair:
+            self._check_arm(name)
+        known = {c.name: c for c in self.conditions()}
+        if len(known) < len(self.conditions()):
+            raise BadInput(
+                f"arms {', '.join(self.arms)}: two of their conditions have one name; rename an arm"
+            )
+        for a, b in self.compare:
+            for name in (a, b):
                 if name not in known:
-                    raise BadInput(f"[[compare]] names {name!r}; expected one of {', '.join(sorted(known))}")
+                    close = nearest(name, list(known))
+                    raise BadInput(f"[[compare]] names {name!r}{close}; expected one of {', '.join(known)}")
+            if known[b].arm and not known[a].arm:
+                raise BadInput(
+                    f"[[compare]] a = {a!r}, b = {b!r}: expected the trained one as a, the base's as b"
+                )
+
+    def _check_arm(self, name: str) -> None:
+        if not name.isidentifier():
+            raise BadInput(
+                f"arm {name!r}: expected letters, digits and underscores (it becomes a file's name)"
+            )
+        for key in self.arms[name]:
+            if key in (*STUDY_WIDE, *TASKS):
+                raise BadInput(
+                    f"[arms.{name}] sets {key}, which belongs to the whole study; expected it in [run]"
+                )
+            if key == "seed":
+                raise BadInput(f"[arms.{name}] sets seed; expected seeds = [...] at the top of the file")
+        seats = self.arm(name).rules.seats
+        if seats != self.config.rules.seats:
+            raise BadInput(
+                f"[arms.{name}] seats {seats}, [run] {self.config.rules.seats}: expected the same seats in every arm "
+                "(tasks are dealt once for all of them)"
+            )
 
     def arm(self, name: str) -> Config:
         return self.config.replaced(self.arms[name], where=f"[arms.{name}] ")
@@ -135,17 +176,21 @@ class Study:
 
     @staticmethod
     def has_greedy(condition: Condition) -> bool:
-        return condition.name.startswith("base_") and not condition.arm or condition.name == f"trained_{condition.arm}"
+        return condition.name in ("base_open", "base_closed", f"trained_{condition.arm}")
 
     def as_toml(self) -> str:
         parts = [f"seeds = {list(self.seeds)}\n", "[run]\n" + toml_table(self.config.as_dict())]
         parts += [f"[arms.{name}]\n" + toml_table(table) for name, table in self.arms.items()]
-        parts += ["[evaluate]\n" + toml_table({f.name: getattr(self.evaluate, f.name) for f in fields(Evaluate)})]
+        parts += [
+            "[evaluate]\n" + toml_table({f.name: getattr(self.evaluate, f.name) for f in fields(Evaluate)})
+        ]
         parts += [f"[[compare]]\n{toml_table({'a': a, 'b': b})}" for a, b in self.compare]
         return "\n".join(parts)
 
 
-def read_study(name: str, overrides: Mapping[str, Any] | None = None, seeds: Sequence[int] | None = None) -> Study:
+def read_study(
+    name: str, overrides: Mapping[str, Any] | None = None, seeds: Sequence[int] | None = None
+) -> Study:
     """A study by name (studies/NAME.toml of the package) or by file, with overrides of its [run] table."""
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not path.is_file():
@@ -159,33 +204,60 @@ def read_study(name: str, overrides: Mapping[str, Any] | None = None, seeds: Seq
 
 
 def study_from(
-    name: str, table: Mapping[str, Any], overrides: Mapping[str, Any] | None, seeds: Sequence[int] | None, where: str
+    name: str,
+    table: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    seeds: Sequence[int] | None,
+    where: str,
 ) -> Study:
     _known(table, ("seeds", "run", "arms", "evaluate", "compare"), where)
-    evaluation, pairs = table.get("evaluate", {}), table.get("compare", [])
+    run, evaluation, pairs = table.get("run", {}), table.get("evaluate", {}), table.get("compare", [])
+    arms = table.get("arms", {})
+    for part, found in {"[run]": run, "[evaluate]": evaluation, "[arms]": arms}.items():
+        _is_table(found, f"{where} {part}")
     _known(evaluation, [f.name for f in fields(Evaluate)], f"{where} [evaluate]")
+    if not isinstance(pairs, list):
+        raise BadInput(f'{where} compare = {pairs!r}: expected [[compare]] with a = "..." and b = "..."')
     for pair in pairs:
+        _is_table(pair, f"{where} [[compare]]")
         _known(pair, ("a", "b"), f"{where} [[compare]]")
-        if set(pair) != {"a", "b"}:
-            raise BadInput(f"{where} [[compare]] has {sorted(pair)}; expected a and b")
-    arms = {arm: dict(keys) for arm, keys in table.get("arms", {}).items()}
+        if set(pair) != {"a", "b"} or not all(isinstance(name, str) for name in pair.values()):
+            raise BadInput(f"{where} [[compare]] is {dict(pair)}; expected a and b, names of conditions")
     for arm, keys in arms.items():
-        for key in STUDY_WIDE:
-            if key in keys:
-                raise BadInput(f"{where} [arms.{arm}] sets {key}, which belongs to the whole study; expected it in [run]")
-    if "seed" in table.get("run", {}):
-        raise BadInput(f"{where} [run] sets seed; expected seeds = [...] at the top of the file")
-    config = Config().replaced(table.get("run", {}), where=f"{where} [run] ").replaced(overrides or {})
-    chosen = tuple(seeds if seeds is not None else table.get("seeds", ()))
-    if any(type(s) is not int for s in chosen):
-        raise BadInput(f"{where} seeds = {list(chosen)}: expected whole numbers")
-    return Study(name, config, arms, chosen, Evaluate(**evaluation), tuple((p["a"], p["b"]) for p in pairs))
+        _is_table(keys, f"{where} [arms.{arm}]")
+    if "seed" in run or "seed" in (overrides or {}):
+        raise BadInput(f"{where} sets seed; expected seeds = [...] at the top of the file (or --seeds)")
+    config = Config().replaced(run, where=f"{where} [run] ").replaced(overrides or {})
+    chosen = seeds if seeds is not None else table.get("seeds", ())
+    if not isinstance(chosen, (list, tuple)) or any(type(s) is not int for s in chosen):
+        raise BadInput(f"{where} seeds = {chosen!r}: expected a list of whole numbers, such as [17, 18, 19]")
+    return Study(
+        name, config, {arm: dict(keys) for arm, keys in arms.items()}, tuple(chosen), Evaluate(**evaluation),
+        tuple((p["a"], p["b"]) for p in pairs),
+    )  # fmt: skip
+
+
+def _is_table(found: Any, where: str) -> None:
+    if not isinstance(found, Mapping):
+        raise BadInput(f"{where} is {found!r}: expected a table of KEY = VALUE lines")
 
 
 def _known(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
     for key in table:
         if key not in names:
-            raise BadInput(f"{where}: unknown key {key!r}; expected one of {', '.join(names)}")
+            raise BadInput(
+                f"{where}: unknown key {key!r}{nearest(key, names)}; expected one of {', '.join(names)}"
+            )
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- running -------------------------------------------------------------------------------------------------
@@ -199,14 +271,18 @@ def prepare(config: Config) -> Tasks:
     )  # fmt: skip
 
 
-def run_study(study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None) -> results.Json:
+def run_study(
+    study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None
+) -> results.Json:
     """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good."""
     began = time.monotonic()
     begin(study, out)
     tasks = prepare(study.config)
     jobs = study.jobs()
-    if pick_device(study.config.device) == "cpu":
-        failures = _in_workers(study, out, tasks, jobs, workers or os.cpu_count() or 1, progress)
+    on_cpu = pick_device(study.config.device) == "cpu"
+    workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
+    if on_cpu:
+        failures = _in_workers(study, out, tasks, jobs, workers, progress)
     else:
         failures = run_jobs(study, out, tasks, jobs, progress)
     return collect(study, out, tasks, failures, time.monotonic() - began, workers)
@@ -228,7 +304,9 @@ def begin(study: Study, out: Path) -> None:
     write_atomically(path, f"# study {study.name}, resolved\n" + study.as_toml())
 
 
-def run_jobs(study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progress: Progress) -> dict[str, str]:
+def run_jobs(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progress: Progress
+) -> dict[str, str]:
     """Plays jobs as one stack (one after the other where rank or target layers differ). Returns failures."""
     failures: dict[str, str] = {}
     for group in _stackable(study, jobs):
@@ -244,7 +322,9 @@ def _stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
     yield from groups.values()
 
 
-def _run_stack(study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progress: Progress) -> dict[str, str]:
+def _run_stack(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progress: Progress
+) -> dict[str, str]:
     first = study.job_config(jobs[0])
     base = load_base(first.base, first.dtype, first.device, first.wording)
     seats = first.rules.seats
@@ -263,8 +343,12 @@ def _run_stack(study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progr
         lives[job.name] = _life(study, out, tasks, job, config, base.form, stack, own, progress)
 
     def failed(name: str, error: Exception) -> None:
+        if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
+            raise error
         failures[name] = f"{type(error).__name__}: {error}"
-        RunDirectory(out / "runs" / name).fail(f"{failures[name]}\n{''.join(traceback.format_exception(error))}")
+        RunDirectory(out / "runs" / name).fail(
+            f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
+        )
 
     drive(lives, engine, failed)
     return failures
@@ -292,8 +376,10 @@ def _life(
         played[0] += 1
         progress(job.name, "evaluate", played[0], len(work), {"condition": name})
 
-    evaluation = Evaluation(out, job.name, config.seed if job.arm else 0, config, tasks.heldout, form, players, grader, told)
+    seed = config.seed if job.arm else 0
+    evaluation = Evaluation(out, job.name, seed, config, tasks.heldout, form, players, grader, told)
     yield from evaluate(evaluation, work)
+    RunDirectory(out / "runs" / job.name).succeed()
 
 
 # --- worker processes on a CPU -------------------------------------------------------------------------------
@@ -303,7 +389,6 @@ def _in_workers(
     study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
 ) -> dict[str, str]:
     """Shares the jobs out over single-thread processes; each takes the next one when it is free."""
-    workers = max(1, min(workers, len(jobs)))
     context = multiprocessing.get_context("spawn")
     owed, told = context.Queue(), context.Queue()
     for job in [*jobs, *[None] * workers]:
@@ -311,7 +396,9 @@ def _in_workers(
     threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     os.environ.update(dict.fromkeys(threads, "1"))
     try:
-        processes = [context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)]
+        processes = [
+            context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)
+        ]
         for process in processes:
             process.start()
     finally:
@@ -337,9 +424,13 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
         try:
             kind, *what = told.get(timeout=1.0)
         except queue.Empty:
-            dead = [p.exitcode for p in processes if p.exitcode not in (None, 0)]
-            if dead:
-                raise RunFailed(f"a worker process ended with exit code {dead[0]}; the same command goes on") from None
+            codes = [p.exitcode for p in processes]
+            dead = [code for code in codes if code not in (None, 0)]
+            if dead or None not in codes:  # all ended with 0, and yet not all said so
+                code = dead[0] if dead else 0
+                raise RunFailed(
+                    f"a worker process ended with exit code {code}; the same command goes on"
+                ) from None
             continue
         if kind == "progress":
             progress(*what)
@@ -354,24 +445,38 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
 
 def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while (job := owed.get()) is not None:
-            told.put(("failures", run_jobs(study, out, tasks, [job], lambda *what: told.put(("progress", *what)))))
+            told.put(
+                ("failures", run_jobs(study, out, tasks, [job], lambda *what: told.put(("progress", *what))))
+            )
         told.put(("end",))
-    except BadInput as error:
+    except (BadInput, RunFailed) as error:
         told.put(("error", error))
     except KeyboardInterrupt:
         return
+
+
+def _end_with_parent() -> None:
+    """A worker must not outlive a killed study: the same command would then write the same files beside it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 # --- collecting ----------------------------------------------------------------------------------------------
 
 
 def collect(
-    study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], seconds: float, workers: int | None
+    study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], seconds: float, workers: int
 ) -> results.Json:
     """Reads every pass back from disk, computes every number, writes outcomes/*.npz and results.json."""
     scores = list(read_scores(study, out, tasks, failures))
+    if not scores:
+        told = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+        raise RunFailed(f"every run of study {study.name} failed ({told}). The same command tries them again")
     have = {s.condition for s in scores}
     for score in scores:
         score.save(out / "outcomes")
@@ -402,7 +507,7 @@ def read_scores(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, st
             yield read_score(out, condition, runs, tasks.heldout, greedy=True, clustered=clustered)
 
 
-def cost(study: Study, out: Path, seconds: float, workers: int | None) -> results.Json:
+def cost(study: Study, out: Path, seconds: float, workers: int) -> results.Json:
     """What a study took. seconds: of this call (a resumed study's earlier calls are not in it)."""
     steps = [line for job in study.jobs() for line in read_lines(out / "runs" / job.name / "metrics.jsonl")]
     return {
@@ -411,6 +516,5 @@ def cost(study: Study, out: Path, seconds: float, workers: int | None) -> result
         "training_tokens_sampled": int(sum(line.get("tokens", 0) for line in steps)),
         "device": pick_device(study.config.device),
         "device_name": torch.cuda.get_device_name() if pick_device(study.config.device) != "cpu" else "CPU",
-        "workers": workers or os.cpu_count(),
+        "workers": workers,
     }
-

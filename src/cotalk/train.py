@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from cotalk.chat import Chat, Player, Reply, Seating, View, converse
 from cotalk.config import Config
@@ -43,7 +43,6 @@ class Run:
     grader: Callable[[str, str], Any] | None = None
     progress: Callable[[int, dict[str, Any]], None] = lambda step, logged: None
     step: int = 0
-    started: float = field(default_factory=time.monotonic)
 
     @property
     def players(self) -> dict[str, Player]:
@@ -84,11 +83,14 @@ def resume(run: Run) -> None:
 
 
 def tasks_of(run: Run, step: int) -> list[Deal]:
-    """The deals of a step (from 1): passes over the training tasks, each in a keyed order of its own."""
-    n, first = len(run.train), (step - 1) * run.config.problems
-    places = range(first, first + run.config.problems)
-    orders = {p // n: generator("tasks", run.config.seed, p // n).permutation(n) for p in places}
-    return [run.train[orders[p // n][p % n]] for p in places]
+    """The deals of a step (from 1): passes over the training tasks, each in a keyed order of its own.
+
+    A pass ends with its last full step, so that no step holds a task twice (two groups would be the same chats).
+    """
+    each = run.config.problems
+    once, at = divmod(step - 1, len(run.train) // each)
+    order = generator("tasks", run.config.seed, once).permutation(len(run.train))
+    return [run.train[i] for i in order[at * each : (at + 1) * each]]
 
 
 def play(run: Run) -> Playing:
@@ -98,9 +100,9 @@ def play(run: Run) -> Playing:
         wanted = [(group, number) for group in groups for number in _numbers(group, run.method.wants(group))]
         if not wanted:
             return groups
+        key = (run.config.seed, "train", "", 0, run.step)
         seatings = [
-            Seating(g.deal, run.method.seat(g, n, run.players), n, (run.config.seed, "train", "", 0, run.step, g.deal.task.id))
-            for g, n in wanted
+            Seating(g.deal, run.method.seat(g, n, run.players), n, (*key, g.deal.task.id)) for g, n in wanted
         ]
         chats = yield from converse(seatings, run.config.rules, run.form)
         grade(chats, run.config.reward, run.grader)
@@ -118,18 +120,28 @@ def look(run: Run) -> Playing:
         return
     rules = replace(run.config.rules, temperature=0.0)
     key = (run.config.seed, "dev", "", 0, run.step)
-    chats = yield from converse([Seating(d, run.players, 0, (*key, d.task.id)) for d in run.dev], rules, run.form)
+    chats = yield from converse(
+        [Seating(d, run.players, 0, (*key, d.task.id)) for d in run.dev], rules, run.form
+    )
     grade(chats, run.config.reward, run.grader)
     lines = [{"step": run.step, "condition": "dev", "repeat": 0, **chat.as_json()} for chat in chats]
     run.directory.append("dev.jsonl", lines)
     run.directory.save_tokens(run.step, chats, "all", name="dev")
     talk = {f"dev/{name}": value for name, value in means(lines).items()}
-    run.directory.append("metrics.jsonl", [{"step": run.step, "dev/score": _mean(c.reward for c in chats), **talk}])
+    run.directory.append(
+        "metrics.jsonl", [{"step": run.step, "dev/score": _mean(c.reward for c in chats), **talk}]
+    )
 
 
-def grade(chats: Sequence[Chat], reward: str, grader: Callable[[str, str], Any] | None = None) -> None:
+def grade(
+    chats: Sequence[Chat],
+    reward: Literal["strict", "lenient"],
+    grader: Callable[[str, str], Any] | None = None,
+) -> None:
     """Grades every seat's last message; fills in answers, rewards and the team's reward (their mean)."""
-    pairs = [(chat.last_message(seat).said, chat.deal.task.gold) for chat in chats for seat in chat.rules.seats]
+    pairs = [
+        (chat.last_message(seat).said, chat.deal.task.gold) for chat in chats for seat in chat.rules.seats
+    ]
     grades = iter(grade_many(pairs, grader))
     for chat in chats:
         chat.answers = {seat: next(grades) for seat in chat.rules.seats}

@@ -3,7 +3,9 @@
 A base's template is taken apart once (`ChatFormat`): it is rendered with marks in the place of every text, and cut
 at the marks. A prompt is then template pieces (encoded as the template's own text, special tokens and all) around
 texts that were *encoded apart, with special tokens split*, so that nothing that a model, a partner or a task says
-can become a special token. The result equals `apply_chat_template` in every id outside the sampled spans.
+can become a special token. The result equals `apply_chat_template` in every id outside the sampled spans;
+`template_difference` says so, or what differs (a tokenizer may join letters across the border of a text, or put a
+space before every piece: SentencePiece), and `load_base` warns of it.
 
 Two views:
 - `transcript` (the published form): every turn is one new prompt; the conversation so far is told in the user turn.
@@ -19,12 +21,24 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from cotalk.errors import BadInput
 
 VIEWS = ("dialogue", "transcript")
 _MARK = "COTALKxTEXTx{}x"
+_TODAY = date(2024, 7, 26)  # for templates that tell the date: a run's prompts must not change over night
+_TEMPLATE_SETTINGS = {
+    "enable_thinking": False,
+    "date_string": _TODAY.strftime("%d %b %Y"),
+    "strftime_now": _TODAY.strftime,
+}
+_PROBES = (  # what the user says, what the seat says, what the user says next
+    ("Facts: 3 cats.\nQuestion: how many?", "I have 12", "Partner: (no message)\nWrite a message."),
+    ("12 cats {x}", "\\boxed{16}", '"A"'),
+)
+_TEXTS_KEPT = 20_000
 
 
 @dataclass(frozen=True)
@@ -118,91 +132,113 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, wording: str | Wording = "full"):
         self.tokenizer = tokenizer
+        if isinstance(wording, str) and wording not in WORDINGS:
+            raise BadInput(f"wording {wording!r} is not known: expected one of {', '.join(WORDINGS)}")
         self.words = WORDINGS[wording] if isinstance(wording, str) else wording
         if not getattr(tokenizer, "chat_template", None):
             raise BadInput(
                 "the base's tokenizer has no chat template: expected `chat_template` in tokenizer_config.json "
                 "(or chat_template.jinja). Use an instruction-tuned model, or save a template with the tokenizer."
             )
-        self._added = {str(t): i for i, t in getattr(tokenizer, "added_tokens_decoder", {}).items()}
-        self._added_ids = frozenset(self._added.values())
-        spelled = sorted((t for t in self._added if len(t) > 1), key=len, reverse=True)
-        self._added_pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        never = {i: str(token) for i, token in added.items() if token.special or _controls(str(token))}
+        self._never = frozenset(never) | frozenset(tokenizer.all_special_ids)
+        spelled = sorted({t for t in never.values() if len(t) > 1}, key=len, reverse=True)
+        self._never_pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
         self._texts: dict[str, tuple[int, ...]] = {}
         self._take_apart()
 
     # --- the template ---
 
-    def _render(self, roles: Sequence[str], texts: Sequence[str], generation_prompt: bool) -> str:
+    def _render(self, roles: Sequence[str], texts: Sequence[str]) -> str:
         chat = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
         return self.tokenizer.apply_chat_template(
-            chat, tokenize=False, add_generation_prompt=generation_prompt, enable_thinking=False
+            chat, tokenize=False, add_generation_prompt=roles[-1] == "user", **_TEMPLATE_SETTINGS
         )
 
-    def _pieces(self, roles: Sequence[str], generation_prompt: bool) -> list[str]:
-        marks = [_MARK.format(i) for i in range(len(roles))]
-        text = self._render(roles, marks, generation_prompt)
+    def _pieces(self, roles: Sequence[str]) -> list[str]:
+        """What the template puts before, between and after the texts of a chat with these roles."""
+        marks = _marks(roles)
+        whole = rest = self._render(roles, marks)
         pieces = []
         for mark in marks:
-            if text.count(mark) != 1:
+            if whole.count(mark) != 1 or mark not in rest:
                 raise BadInput(
-                    f"the base's chat template does not show each text once (roles {list(roles)}): expected a "
-                    f"template that renders every message as it is. It rendered: {text!r}"
+                    f"the base's chat template does not show each text once and in order (roles {list(roles)}): "
+                    f"expected a template that renders every message as it is. It rendered: {whole!r}"
                 )
-            before, text = text.split(mark)
+            before, rest = rest.split(mark)
             pieces.append(before)
-        return [*pieces, text]
+        return [*pieces, rest]
 
     def _take_apart(self) -> None:
-        self.system_role = True
-        try:
-            first = self._pieces(["system", "user"], generation_prompt=True)
-        except BadInput:
-            raise
-        except Exception as no_system:  # a template raises whatever its author chose; tell what was tried
-            try:
-                self.system_role = False
-                first = ["", *self._pieces(["user"], generation_prompt=True)]
-            except Exception as error:
-                raise BadInput(
-                    "the base's chat template renders neither the roles system, user "
-                    f"({no_system}) nor user alone ({error}); expected one of the two to work"
-                ) from error
-        head, system_to_user, self._open = first
+        opening, first = self._first_turn()
+        self.system_role = opening[0] == "system"
+        head, system_to_user, generation = first if self.system_role else ["", *first]
         self._head = self._template_ids(head)
         self._system_to_user = self._template_ids(system_to_user)
-        self._generation = self._template_ids(self._open)
-        opening = ["system", "user"] if self.system_role else ["user"]
-        roles = [*opening, "assistant", "user", "assistant", "user"]
-        self.dialogue_problem: str | None = None
-        try:
-            long = self._pieces(roles, generation_prompt=True)
-        except Exception as error:
-            self.dialogue_problem = f"its chat template does not render the roles {roles}: {error}"
-            self._between: tuple[int, ...] = ()
-            self.end_ids: tuple[int, ...] = self._eos_ids()
-            return
-        at = len(opening)
-        to_assistant, to_user = [long[at], long[at + 2], long[at + 4]], [long[at + 1], long[at + 3]]
-        if len(set(to_assistant)) > 1 or len(set(to_user)) > 1 or to_assistant[0] != self._open:
-            ids = [list(self._template_ids(t)) for t in (self._open, to_assistant[0])]
-            self.dialogue_problem = (
-                "its chat template changes earlier turns when a chat grows, so ids would not be append-only: "
-                f"the prompt of a first turn ends in {self._open!r} {ids[0]}, in a longer chat that place "
-                f"reads {to_assistant[0]!r} {ids[1]}"
-            )
-        between = self._template_ids(to_user[0])
-        eos = self._eos_ids()
-        end = between[0] if between and between[0] in self._added_ids else None
+        self._generation = self._template_ids(generation)
+        self.dialogue_problem, said_to_user = self._later_turns(opening, first)
+        self._said_to_user = self._template_ids(said_to_user)
         # the end token of a turn is sampled (or appended after a cut); what follows it is the template's
-        self._between = between[1:] if end is not None else between
-        self.end_ids = tuple(dict.fromkeys(([end] if end is not None else []) + list(eos)))
+        end = next((at for at, i in enumerate(self._said_to_user) if i in self._never), None)
+        self._between = self._said_to_user if end is None else self._said_to_user[end + 1 :]
+        named = [] if end is None else [self._said_to_user[end]]
+        eos = self.tokenizer.eos_token_id
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(named + ([] if eos is None else [int(eos)])))
         if not self.end_ids:
             raise BadInput("the base's tokenizer names no end-of-turn token: expected `eos_token` to be set")
 
-    def _eos_ids(self) -> tuple[int, ...]:
-        eos = self.tokenizer.eos_token_id
-        return () if eos is None else (int(eos),)
+    def _first_turn(self) -> tuple[list[str], list[str]]:
+        """The roles that open a chat, and the pieces around their texts."""
+        tried = []
+        for roles in (["system", "user"], ["user"]):
+            try:
+                return roles, self._pieces(roles)
+            except Exception as error:  # a template raises whatever its author chose; all is told below
+                tried.append(f"roles {roles}: {error}")
+        raise BadInput(
+            f"the base's chat template opens no chat ({'; '.join(tried)}); expected one that renders system and "
+            "user, or user alone"
+        )
+
+    def _later_turns(self, opening: list[str], first: list[str]) -> tuple[str | None, str]:
+        """Why the template's chats cannot grow by appending (None: they can), and the piece after what a seat said."""
+        roles = [*opening, "assistant", "user", "assistant", "user"]
+        try:
+            longer = self._pieces(roles)
+            said_to_user = longer[len(first)]
+        except Exception as error:
+            longer, said_to_user = [], self._piece_after_said(opening)
+            reason = f"its chat template does not render the roles {roles} in order: {error}"
+        else:
+            reason = (
+                "its chat template changes earlier turns when a chat grows, so ids would not be append-only"
+            )
+        expected = [*first, said_to_user, first[-1], said_to_user, first[-1]]
+        if longer == expected:
+            return None, said_to_user
+        ours = "".join(p + m for p, m in zip(expected, [*_marks(roles), ""], strict=True))
+        try:
+            theirs = self._render(roles, _marks(roles))
+        except Exception:  # said above: it does not render
+            return reason, said_to_user
+        return (
+            f"{reason}. {self._difference(self._template_ids(ours), self._template_ids(theirs))}",
+            said_to_user,
+        )
+
+    def _piece_after_said(self, opening: list[str]) -> str:
+        try:
+            return self._pieces([*opening, "assistant"])[-1]
+        except Exception:  # then only the tokenizer's own end token is known
+            return ""
+
+    @staticmethod
+    def _difference(ours: Sequence[int], theirs: Sequence[int]) -> str:
+        """Two lists of ids from their first difference on."""
+        same = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+        return f"From place {same} on, ours is {list(ours[same:])} and apply_chat_template gives {list(theirs[same:])}"
 
     @property
     def end_id(self) -> int:
@@ -215,48 +251,48 @@ class ChatFormat:
     # --- texts ---
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """A text's ids, stripped, with no special (or otherwise added) token among them."""
+        """A text's ids, stripped, with no special token among them, nor an added one such as `<think>`."""
         text = text.strip()
         found = self._texts.get(text)
         if found is None:
-            if len(self._texts) > 200_000:
+            if len(self._texts) >= _TEXTS_KEPT:
                 self._texts.clear()
             found = self._texts[text] = self._encode_apart(text)
         return found
 
     def _encode_apart(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        if self._added_ids.isdisjoint(ids):
+        ids = self._template_ids(text) if text else ()
+        if self._never.isdisjoint(ids):
             return ids
-        # cut every spelled-out added token after its first character; each part is encoded alone
+        # cut every spelled-out token after its first character; each part is encoded alone
         parts, start = [], 0
-        for hit in self._added_pattern.finditer(text) if self._added_pattern else ():
+        for hit in self._never_pattern.finditer(text) if self._never_pattern else ():
             parts.append(text[start : hit.start() + 1])
             start = hit.start() + 1
-        parts.append(text[start:])
-        if len(parts) == 1:  # a token that the tokenizer makes by normalising: drop it
-            return tuple(i for i in ids if i not in self._added_ids)
-        out: list[int] = []
-        for part in parts:
-            out.extend(self._encode_apart(part))
-        return tuple(i for i in out if i not in self._added_ids)
+        if not parts:  # made by normalising, or a token of one character: drop it
+            return tuple(i for i in ids if i not in self._never)
+        return tuple(i for part in [*parts, text[start:]] for i in self._encode_apart(part))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """What was said: the sampled ids as text, without special tokens, stripped."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
+        """What was said: the sampled ids as text, without special tokens and the end token, stripped."""
+        words = [i for i in ids if i not in self.end_ids]
+        text = self.tokenizer.decode(words, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text.strip()
 
     def shorten(self, text: str, tokens: int) -> tuple[str, bool]:
-        """A text within a budget of tokens when it is encoded again (what is heard obeys the speaker's cap)."""
+        """A text within a budget of tokens when it is encoded again (what is heard obeys the speaker's cap).
+
+        Returns the text and whether it was shortened. A shortened text may encode to more tokens than it was cut
+        to (half a character becomes U+FFFD), so it is counted again, and cut further until it fits.
+        """
         ids = self.text_ids(text)
         if len(ids) <= tokens:
             return text, False
-        while len(ids) > tokens:
-            text = one_line(self.tokenizer.decode(list(ids[:tokens]), skip_special_tokens=True))
-            shorter = self.text_ids(text)
-            ids = shorter if len(shorter) < len(ids) else ids[: len(ids) - 1]
-        return text, True
+        for kept in range(tokens, 0, -1):
+            shorter = one_line(self.decode(ids[:kept]).rstrip("\ufffd"))
+            if len(self.text_ids(shorter)) <= tokens:
+                return shorter, True
+        return "", True
 
     # --- prompts ---
 
@@ -283,7 +319,8 @@ class ChatFormat:
         if view == "transcript":
             told = [self.words.so_far, *self._lines(scene, scene.lines)] if scene.lines else []
             return ["\n".join([*self._situation(scene), *told, self._instruction(scene)])]
-        texts, since = [], []
+        texts: list[str] = []
+        since: list[Line] = []
         for line in scene.lines:
             if line.speaker is None:
                 texts.append(self._join(scene, texts, since, self.words.message))
@@ -301,27 +338,46 @@ class ChatFormat:
         if view not in VIEWS:
             raise BadInput(f"view {view!r} is not known: expected one of {', '.join(VIEWS)}")
         if view == "dialogue" and scene.own_ids:
-            if self.dialogue_problem:
-                raise BadInput(f"this base cannot play the dialogue view: {self.dialogue_problem}. Use --view transcript.")
-            prompt, sampled, cut = scene.own_ids[-1]
-            last_user = self.turns(scene, view)[-1]
-            ended = (*sampled, self.end_id) if cut else sampled
-            return (*prompt, *ended, *self._between, *self.text_ids(last_user), *self._generation)
-        texts = self.turns(scene, view)
-        if self.system_role:
-            system = self.text_ids(self._system(scene))
-            return (*self._head, *system, *self._system_to_user, *self.text_ids(texts[0]), *self._generation)
-        user = self.text_ids(f"{self._system(scene)}\n{texts[0]}")
-        return (*self._system_to_user, *user, *self._generation)
+            self.require_dialogue()
+            prompt, sampled, _ = scene.own_ids[-1]
+            ended = sampled if sampled[-1:] == (self.end_id,) else (*sampled, self.end_id)
+            last_user = self.text_ids(self.turns(scene, view)[-1])
+            return (*prompt, *ended, *self._between, *last_user, *self._generation)
+        return self._opening_ids(self._system(scene), self.turns(scene, view)[0])
+
+    def _opening_ids(self, system: str, user: str) -> tuple[int, ...]:
+        if not self.system_role:
+            return (*self._system_to_user, *self.text_ids(f"{system}\n{user}"), *self._generation)
+        said = (*self._head, *self.text_ids(system), *self._system_to_user, *self.text_ids(user))
+        return (*said, *self._generation)
+
+    def require_dialogue(self) -> None:
+        """Refuses a base whose template cannot grow by appending, before anything is played with it."""
+        if self.dialogue_problem:
+            raise BadInput(
+                f"this base cannot play the dialogue view: {self.dialogue_problem}. Use --view transcript"
+            )
 
     def template_difference(self) -> str | None:
-        """None when prompts equal `apply_chat_template` id by id on a probe; else both lists, to be shown."""
-        roles = ["system", "user"] if self.system_role else ["user"]
-        texts = ["A word, 12.", "Facts: 3 cats.\nQuestion: how many?"][-len(roles) :]
-        whole = self._template_ids(self._render(roles, texts, generation_prompt=True))
-        if self.system_role:
-            ours = (*self._head, *self.text_ids(texts[0]), *self._system_to_user)
-        else:
-            ours = self._system_to_user
-        ours = (*ours, *self.text_ids(texts[-1]), *self._generation)
-        return None if ours == whole else f"ours {list(ours)}, apply_chat_template {list(whole)}"
+        """None when prompts equal `apply_chat_template` id by id on probes; else both lists, to be shown."""
+        for user, said, then in _PROBES:
+            roles, texts = ["user"], [user if self.system_role else f"{self.words.system}\n{user}"]
+            if self.system_role:
+                roles, texts = ["system", "user"], [self.words.system, user]
+            ours = self._opening_ids(self.words.system, user)
+            if not self.dialogue_problem:
+                roles, texts = [*roles, "assistant", "user"], [*texts, said, then]
+                ours += (*self.text_ids(said), *self._said_to_user, *self.text_ids(then), *self._generation)
+            whole = self._template_ids(self._render(roles, texts))
+            if ours != whole:
+                return self._difference(ours, whole)
+        return None
+
+
+def _marks(roles: Sequence[str]) -> list[str]:
+    return [_MARK.format(i) for i in range(len(roles))]
+
+
+def _controls(token: str) -> bool:
+    """Whether an added token that is not special may still steer a model (`<think>`); blanks and letters do not."""
+    return len(token) > 1 and bool(token.strip(" \t\r\n\u2581"))

@@ -49,5 +49,7 @@ class Table:
         replies = self._engine.reply(batches)
         asked, given = [len(batch) for batch in batches], [len(batch) for batch in replies]
         if asked != given:
-            raise ValueError(f"the engine was asked for {asked} replies and gave {given}: expected one a view")
+            raise ValueError(
+                f"the engine was asked for {asked} replies and gave {given}: expected one a view"
+            )
         return replies

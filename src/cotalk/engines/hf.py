@@ -34,7 +34,10 @@ class RoomyLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         shape = list(key_states.shape)
         shape[2] = self.room
-        self._k, self._v = key_states.new_empty(shape), value_states.new_empty([*shape[:3], value_states.shape[3]])
+        self._k, self._v = (
+            key_states.new_empty(shape),
+            value_states.new_empty([*shape[:3], value_states.shape[3]]),
+        )
         self.is_initialized = True
 
     def update(
@@ -68,9 +71,10 @@ class HfEngine:
         self.stack, self.rows = stack, rows
         self.one_batch = stack.device.type != "cpu"
         self._ends = torch.tensor(list(end_ids), device=stack.device)
-        config = stack.model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        self._plain = kinds == {"full_attention"}
+        # transformers' own reading of the config: sliding windows and the like need its caches and masks
+        self._plain = all(
+            type(layer) is DynamicLayer for layer in DynamicCache(config=stack.model.config).layers
+        )
         self._vocabulary = stack.model.get_output_embeddings().weight.shape[0]
 
     def reply(self, batches: Sequence[Sequence[View]]) -> list[list[Reply]]:
@@ -143,7 +147,9 @@ class _Decoding:
             logits = self._step(tokens)
         return self._collect(tokens_kept, logprobs_kept, alive_kept)
 
-    def _forward(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, adapters: list[int]) -> torch.Tensor:
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, adapters: list[int]
+    ) -> torch.Tensor:
         with self.engine.stack.serving(segments_of(adapters)):
             out = self.engine.stack.model(
                 input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=self.cache,
@@ -180,7 +186,7 @@ class _Decoding:
             if isinstance(layer, RoomyLayer):
                 layer.choose(chosen)
             else:
-                layer.batch_select_indices(chosen)
+                layer.batch_select_indices(chosen)  # type: ignore[union-attr]
 
     def _keep(self, keep: torch.Tensor) -> None:
         places = keep.tolist()
