@@ -58,7 +58,9 @@ def byte_tokenizer(
     A printable ASCII letter c has id ord(c) - 28; a newline is 203, a space 225.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {s: i for i, s in enumerate(SPECIALS)} | {c: i + len(SPECIALS) for i, c in enumerate(alphabet)}
+    vocabulary = {s: i for i, s in enumerate(SPECIALS)} | {
+        c: i + len(SPECIALS) for i, c in enumerate(alphabet)
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

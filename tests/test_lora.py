@@ -10,9 +10,9 @@ import peft
 import pytest
 import safetensors.torch
 import torch
-from conftest import small_model
 from torch import nn
 
+from conftest import small_model
 from cotalk.errors import BadInput, RunFailed
 from cotalk.lora import PEFT_PREFIX, Stack, StackedLinear, weights_sha256
 from cotalk.sample import generator
@@ -49,7 +49,9 @@ def generating(stack: Stack, k: int) -> torch.Tensor:
 
 def peft_twin(stack: Stack, k: int = 1) -> peft.PeftModel:
     """PEFT's model of the same base with the weights of adapter k."""
-    config = peft.LoraConfig(r=stack.rank, lora_alpha=stack.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=stack.rank, lora_alpha=stack.alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
     twin = peft.get_peft_model(small_model(), config)
     named = dict(twin.named_parameters())
     with torch.no_grad():
@@ -83,7 +85,11 @@ def test_our_lora_equals_peft_in_logits_and_gradients(rank: int, merging: bool) 
 
 def test_the_same_layers_have_adapters_as_in_peft() -> None:
     stack = stack_of()
-    theirs = {n for n, m in peft_twin(stack).base_model.model.named_modules() if isinstance(m, peft.tuners.lora.Linear)}
+    theirs = {
+        n
+        for n, m in peft_twin(stack).base_model.model.named_modules()
+        if isinstance(m, peft.tuners.lora.Linear)
+    }
     assert set(stack.linears) == theirs
     assert len(theirs) == 14  # two layers with q, k, v, o, gate, up, down; not the output head
 
@@ -203,7 +209,10 @@ def test_loading_what_was_saved_is_the_identity(tmp_path: Path) -> None:
     for (name, saved), loaded in zip(stack.parameters(1).items(), stack.parameters(2).values()):
         assert torch.equal(saved, loaded), name
     assert torch.equal(generating(stack, 2), expected)  # and its merged weights are not the old ones
-    assert json.loads((tmp_path / "cotalk_adapter.json").read_text()) == {"base": "small", "base_sha256": "ab" * 32}
+    assert json.loads((tmp_path / "cotalk_adapter.json").read_text()) == {
+        "base": "small",
+        "base_sha256": "ab" * 32,
+    }
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors", "cotalk_adapter.json",
     ]  # fmt: skip
@@ -235,7 +244,7 @@ FAULTS = {
     "a layer more": (lambda d: edit_tensors(d, lambda t: t.update(extra=torch.ones(1))), "extra"),
     "another shape": (lambda d: edit_tensors(d, lambda t: t.update({LAST: torch.ones(31, 4)})), "(31, 4)"),
     "not finite": (lambda d: edit_tensors(d, lambda t: t[LAST].fill_(float("nan"))), "finite"),
-    "weights torn": (lambda d: (d / "adapter_model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}"), "cannot be read"),
+    "weights torn": (lambda d: (d / "adapter_model.safetensors").write_bytes(b"\x10" + b"\0" * 9), "cannot be read"),
     "only a pickle": (
         lambda d: (d / "adapter_model.safetensors").rename(d / "adapter_model.bin"), "safetensors only"),
 }  # fmt: skip
@@ -255,7 +264,11 @@ def test_an_adapter_that_does_not_fit_is_refused_and_changes_nothing(fault: str,
 
 def test_the_base_itself_is_never_initialised_loaded_or_saved_as_an_adapter(tmp_path: Path) -> None:
     stack = stack_of()
-    for act in (lambda: stack.initialise(0, 1), lambda: stack.load(0, tmp_path), lambda: stack.save(0, tmp_path)):
+    for act in (
+        lambda: stack.initialise(0, 1),
+        lambda: stack.load(0, tmp_path),
+        lambda: stack.save(0, tmp_path),
+    ):
         with pytest.raises(ValueError, match="expected 1 to 1"):
             act()
     assert not stack.linears["model.layers.0.mlp.up_proj"].all_a[0].any()
@@ -286,7 +299,10 @@ def test_each_row_goes_through_the_adapter_of_its_segment() -> None:
 def test_a_layer_that_regroups_rows_is_refused_rather_than_served_by_a_wrong_adapter() -> None:
     stack = stack_of(adapters=2)
     layer = StackedLinear(nn.Linear(4, 4), stack, "experts.up")
-    with stack.serving([(1, 0, 1), (2, 1, 2)]), pytest.raises(RunFailed, match=r"experts\.up was given 6 rows"):
+    with (
+        stack.serving([(1, 0, 1), (2, 1, 2)]),
+        pytest.raises(RunFailed, match=r"experts\.up was given 6 rows"),
+    ):
         layer(torch.zeros(6, 4))
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from rich.console import Console
 
 from cotalk.errors import BadInput
-from cotalk.results import Score, build, check, compare_scores, read, table, write
+from cotalk.results import MEASURES, Score, build, check, compare_scores, read, schema, stale, table, write
 
 TASKS = tuple(f"heldout-{i}" for i in range(40))
 
@@ -126,6 +129,7 @@ def test_a_score_whose_parts_do_not_fit_is_refused() -> None:
 
 def test_one_run_is_rated_over_tasks_and_several_over_seeds() -> None:
     assert (base("base_open", 0.2).rate.n, base("base_open", 0.2).rate.unit) == (40, "tasks")
+    assert score("trained_open", 0.9).rate.of == "seed 17: 40 tasks, 160 answers"
     several = score("trained_open", 0.9, 0.5)
     assert (several.rate.n, several.rate.unit, several.rate.tasks) == (2, "seeds+tasks", 40)
     assert list(several.seed_means) == ["17", "18"]
@@ -154,6 +158,7 @@ def test_the_document_has_the_shape_of_schema_1(results: dict[str, Any]) -> None
         "study",
         "created",
         "versions",
+        "measures",
         "config",
         "conditions",
         "comparisons",
@@ -202,6 +207,22 @@ def test_one_seed_an_arm_gives_no_claim_but_says_how_the_two_checkpoints_differ(
     assert found["checkpoints"]["unit"] == "tasks" and found["checkpoints"]["n"] == 40
     assert found["checkpoints"]["low"] > 0.5
     assert check(built) == []
+
+
+def test_every_number_of_the_document_can_be_computed_again_from_its_outcomes(tmp_path: Path) -> None:
+    scores = [
+        replace(base("base_open", 0.15), repeats=(0.15, 0.16, 0.14)),
+        score("trained_open", 0.9, 0.85, 0.95),
+        replace(score("trained_open", 0.95, 0.9, 0.95), decoding="greedy"),
+        score("trained_closed", 0.02, 0.0, 0.04),
+    ]
+    more: dict[str, Any] = {
+        "compare": [("trained_open", "trained_closed"), ("trained_open", "base_open")],
+        "margin": 0.03,
+        "created": "2026-01-02T03:04:05+00:00",
+    }
+    written = build("toy", scores, **more)
+    assert build("toy", [Score.load(each.save(tmp_path)) for each in scores], **more) == written
 
 
 def test_what_cannot_be_built_is_refused() -> None:
@@ -254,7 +275,10 @@ SPOILED = [
     ("comparisons", {}, "comparisons is an object; expected a list"),
     ("conditions.base_open", 3, "conditions.base_open is the number 3; expected an object"),
     ("conditions.base_open.score", 0.4, "conditions.base_open.score is the number 0.4"),
-    ("conditions.base_open.score.high", 0.0, "expected 0 <= low <= mean <= high <= 1"),
+    ("conditions.base_open.score.high", 0.0, "expected low <= mean <= high"),
+    ("conditions.base_open.score.high", 1.2, "expected a number between 0 and 1"),
+    ("conditions.base_open.score.mean", None, "score.mean is missing; expected a number"),
+    ("measures", {}, "expected the version of each measure's code"),
     ("conditions.base_open.score.n", 0, "at least 1"),
     ("conditions.base_open.score.unit", "seeds", "expected tasks"),
     ("conditions.trained_open.score.unit", "tasks", "expected seeds or seeds"),
@@ -262,17 +286,31 @@ SPOILED = [
     ("conditions.trained_open.per_seed.17", 0.1, "expected the same"),
     ("conditions.trained_open.per_seed.first", 0.9, 'expected seeds such as "17"'),
     ("conditions.trained_open.per_seed", {}, "expected a mean between 0 and 1 for each seed"),
-    ("conditions.trained_open.talk.sends.mean", True, "expected finite numbers"),
+    ("conditions.trained_open.talk.sends.mean", True, "expected a number"),
     ("conditions.trained_open.talk", None, "talk is missing"),
     ("conditions.trained_open.greedy.score.low", -0.1, "trained_open.greedy.score"),
     ("conditions.trained_open.greedy", 1, "null where it was not played"),
-    ("conditions.base_open.repeats", [1.5], "a list of means"),
+    ("conditions.base_open.repeats", [1.5], "repeats[0] is the number 1.5; expected a mean"),
     ("comparisons.0.a", "gone", "expected the name of a condition"),
     ("comparisons.0.verdict", "proves", "expected one of one seed"),
     ("comparisons.0.sentence", "", "the verdict in words"),
     ("comparisons.0.n_a", 1, "with one seed on a side"),
-    ("comparisons.0.difference", None, "difference is None"),
+    ("comparisons.0.difference", None, "difference is missing"),
+    ("comparisons.0.difference", 0.1, "that of its seeds' means"),
+    ("comparisons.0.verdict", "no different", "which follows from its numbers"),
+    ("comparisons.0.p", 0.9, "p_holm of trained_open against trained_closed is"),
+    ("comparisons.0.p_holm", 0.9, "expected 'cannot tell', which follows"),
+    ("comparisons.0.per_seed_a.17", 0.1, "expected that of conditions.trained_open"),
+    ("comparisons.0.needed", {"fewest": 3}, "comparisons[0].needed"),
 ]
+
+
+def spoil(results: dict[str, Any], where: str, value: object) -> None:
+    *parents, last = where.split(".")
+    target: Any = results
+    for key in parents:
+        target = target[int(key)] if isinstance(target, list) else target[key]
+    target[last] = value
 
 
 @pytest.mark.parametrize(("where", "value", "fault"), SPOILED, ids=[where for where, _, _ in SPOILED])
@@ -280,11 +318,7 @@ def test_the_check_finds_what_was_spoiled(
     results: dict[str, Any], where: str, value: object, fault: str
 ) -> None:
     assert check(results) == []
-    *parents, last = where.split(".")
-    target: Any = results
-    for key in parents:
-        target = target[int(key)] if isinstance(target, list) else target[key]
-    target[last] = value
+    spoil(results, where, value)
     assert any(fault in line for line in check(results)), check(results)
 
 
@@ -293,6 +327,98 @@ def test_many_faults_are_told_as_ten_and_a_count(results: dict[str, Any], tmp_pa
         condition["talk"] = dict.fromkeys("abcd")
     with pytest.raises(BadInput, match="and 6 more"):
         write(tmp_path / "results.json", results)
+
+
+# --- the schema, and the versions of measures -------------------------------------------------------------
+
+
+def test_the_shipped_schema_is_itself_a_valid_schema_and_its_words_complete_expected() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    nodes = [node for node in _nodes(schema()) if {"type", "enum", "const"} & node.keys()]
+    assert len(nodes) > 60
+    assert [node for node in nodes if not node.get("description")] == [IF_PLAYED]
+
+
+IF_PLAYED = {
+    "type": "object",
+    "minProperties": 1,
+}  # the `if` of a greedy pass: it is never what a fault names
+
+
+def _nodes(value: Any) -> Iterator[dict[str, Any]]:
+    """Every schema within a schema; `properties` holds names, not schemas."""
+    if isinstance(value, dict):
+        yield value
+        for key, child in value.items():
+            yield from _nodes(
+                list(child.values()) if key in ("properties", "$defs", "patternProperties") else child
+            )
+    for child in value if isinstance(value, list) else ():
+        yield from _nodes(child)
+
+
+@pytest.mark.parametrize(("where", "value"), [row[:2] for row in SPOILED], ids=[row[0] for row in SPOILED])
+def test_without_jsonschema_the_relations_are_still_checked_and_nothing_crashes(
+    results: dict[str, Any], where: str, value: object, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)  # import_module then raises ModuleNotFoundError
+    assert check(results) == []
+    assert "jsonschema is missing (pip install jsonschema)" in caplog.text
+    spoil(results, where, value)
+    assert all(isinstance(line, str) for line in check(results))
+
+
+def test_a_document_of_another_shape_is_refused_even_without_jsonschema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    assert any("pip install jsonschema says where" in line for line in check({"schema": 1}))
+
+
+def test_lengths_may_exceed_1_and_shares_may_not(results: dict[str, Any]) -> None:
+    measured = results["conditions"]["base_open"]["talk"]
+    measured["answer_tokens/turn3"] = measured["message_chars/A"] = dict(
+        measured["message_chars"], mean=30, high=40
+    )
+    assert check(results) == []
+    measured["sends/A"] = measured["message_chars"]
+    assert any("sends/A.high is the number" in line and "between 0 and 1" in line for line in check(results))
+
+
+def test_a_value_of_an_earlier_measure_is_never_shown_as_fresh(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert results["measures"] == MEASURES and stale(results) == []
+    old = replace(base("base_open", 0.2), measures=MEASURES | {"talk": 0})
+    assert Score.load(old.save(tmp_path)).measures == MEASURES | {"talk": 0}
+    with pytest.raises(BadInput, match=r"measured by .*talk 0, and this is .*the study's command does so"):
+        build("toy", [old])
+    monkeypatch.setitem(MEASURES, "talk", MEASURES["talk"] + 1)  # the code moves on; the file stays as it was
+    (line,) = stale(results)
+    assert line.startswith(
+        f"talk was measured by version {MEASURES['talk'] - 1} of its code, and this is version"
+    )
+    assert "not up to date: talk was measured by version" in shown(results)
+
+
+def test_scores_graded_by_different_versions_are_not_compared() -> None:
+    old = replace(score("trained_closed", 0.1, 0.0), measures=MEASURES | {"grade": 0})
+    with pytest.raises(BadInput, match="expected one"):
+        compare_scores(score("trained_open", 0.9, 0.8), old)
+
+
+def test_a_study_with_a_margin_and_repeats_of_its_base_judges_by_both() -> None:
+    alike = [score("trained_open", 0.5, 0.52, 0.51), score("trained_closed", 0.52, 0.5, 0.51)]
+    noisy = replace(base("base_open", 0.15), repeats=(0.10, 0.16, 0.13))
+    row = build("toy", [*alike, noisy], compare=[("trained_open", "trained_closed")], margin=0.1)[
+        "comparisons"
+    ][0]
+    # sd of .10, .16, .13 is .03: the floor of three seeds against three is 4.30265 x .03 x sqrt(2/3) = 0.10539
+    assert row["noise"] == pytest.approx(0.10539, abs=1e-5)
+    assert (row["verdict"], row["margin"]) == ("noise", 0.1)
+    assert row["needed"]["of"] == "seeds" and row["over_tasks"]["method"] == "t"
+    alone = build("toy", alike, compare=[("trained_open", "trained_closed")])["comparisons"][0]
+    assert (alone["noise"], alone["margin"], alone["needed"]) == (None, None, None)
 
 
 # --- the terminal -----------------------------------------------------------------------------------------
@@ -312,7 +438,8 @@ def test_the_table_shows_every_seed_and_every_rate_with_its_n_and_interval(resul
             assert f"{seed}: {mean:.3f}" in text
         rate = condition["score"]
         assert f"{rate['mean']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]" in text
-    assert "3 seeds x 40 tasks" in text
+    assert "3 seeds x 40 tasks x 4 answers" in text
+    assert "40 tasks, 160 answers" in text  # the untrained base: two chats, two seats
     assert "39 tasks" in text  # sends, where one task has no private number
     assert results["comparisons"][0]["sentence"][:60] in text
 

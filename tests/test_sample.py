@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +16,14 @@ from cotalk.sample import KeyedNoise, bits, draw, exponential, generator, key, m
 WORDS = st.integers(0, 2**32 - 1)
 KEYS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=4)
 PARTS = st.lists(
-    st.one_of(st.none(), st.integers(-5, 5), st.text("1aN\x1f:", max_size=4), st.sampled_from(["int:1", "None", "\x1fint:1"])),
+    st.one_of(
+        st.none(),
+        st.integers(-5, 5),
+        st.text("1aN\x1f:", max_size=4),
+        st.sampled_from(["int:1", "None", "\x1fint:1"]),
+    ),
     max_size=4,
-)  # fmt: skip
+)
 
 
 def lowbias32(x: int) -> int:
@@ -44,15 +51,12 @@ def test_the_numpy_and_the_torch_twin_of_the_hash_are_equal_bit_for_bit(keys, po
 
 def test_the_hash_has_not_changed_since_results_were_published():
     # whoever changes these numbers changes every chat of every study
-    assert key("train", 17, None) == int.from_bytes(_blake("str:train\x1fint:17\x1fNoneType:None"), "little")
-    assert bits(np.array([1], dtype=np.uint64), 0, 3).tolist() == [_bits_by_hand(1, 0, 3)]
-    assert bits(np.array([2**63 + 5], dtype=np.uint64), 7, 3).tolist() == [_bits_by_hand(2**63 + 5, 7, 3)]
-
-
-def _blake(text: str) -> bytes:
-    import hashlib
-
-    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+    text = b"str:train\x1fint:17\x1fNoneType:None"
+    assert key("train", 17, None) == 0xF3FA6F68F13A9E20
+    assert key("train", 17, None) == int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    expected = [[3121779503, 277592496, 1023240189], [1933350102, 2902334870, 1193009503]]
+    assert bits(np.array([1, 2**63 + 5], dtype=np.uint64), 7, 3).tolist() == expected
+    assert [_bits_by_hand(k, 7, 3) for k in (1, 2**63 + 5)] == expected
 
 
 def _bits_by_hand(k: int, position: int, entries: int) -> list[int]:
@@ -71,7 +75,17 @@ def test_keys_of_different_parts_never_collide_whatever_their_texts_hold(a, b):
 
 
 def test_keys_of_different_types_never_collide():
-    different = [key(1), key("1"), key(None), key("None"), key(), key(""), key("a", 1), key("a\x1fint:1"), key("a\x1f", 1)]
+    different = [
+        key(1),
+        key("1"),
+        key(None),
+        key("None"),
+        key(),
+        key(""),
+        key("a", 1),
+        key("a\x1fint:1"),
+        key("a\x1f", 1),
+    ]
     assert len(set(different)) == len(different)
 
 
@@ -86,7 +100,9 @@ def test_a_key_takes_any_text_even_a_lone_surrogate():
 
 
 def test_a_generator_repeats_itself_and_differs_from_that_of_another_purpose():
-    first, again, other = (generator(*p).integers(0, 2**32, 4).tolist() for p in (("a", 1), ("a", 1), ("a", 2)))
+    first, again, other = (
+        generator(*p).integers(0, 2**32, 4).tolist() for p in (("a", 1), ("a", 1), ("a", 2))
+    )
     assert first == again != other
 
 

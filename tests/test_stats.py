@@ -6,6 +6,7 @@ import json
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,16 @@ def test_a_rate_prints_with_its_interval_and_what_it_stands_on() -> None:
     )
     assert str(Rate(0.3, 0.09, 0.65, 3, "seeds+tasks")) == "0.30 [0.09, 0.65] (3 seeds)"
     assert str(Rate(0.5, 0.0, 1.0, 1, "tasks")) == "0.50 [0.00, 1.00] (1 task)"
+
+
+def test_a_score_prints_how_many_answers_it_is_and_of_which_seed() -> None:
+    one = Rate(0.4025, 0.36, 0.4467, 300, "tasks", answers=4, seed="17")
+    assert str(one) == "0.40 [0.36, 0.45] (seed 17: 300 tasks, 1,200 answers)"
+    several = Rate(0.3, 0.09, 0.65, 3, "seeds+tasks", tasks=300, answers=4)
+    assert str(several) == "0.30 [0.09, 0.65] (3 seeds x 300 tasks x 4 answers)"
+    assert rate_over_tasks(np.zeros((1, 300, 2, 2))).of == "300 tasks, 1,200 answers"
+    assert rate_over_seeds(np.zeros((3, 300, 2, 2))).of == "3 seeds x 300 tasks x 4 answers"
+    assert rate_of_values([0.5, 0.2]).of == "2 tasks"  # a measure of talk is no answer
 
 
 def test_a_narrow_interval_and_a_length_print_with_the_digits_that_they_need() -> None:
@@ -183,13 +194,27 @@ def test_the_interval_over_seeds_adds_the_variance_of_seeds_and_of_tasks() -> No
     # Two seeds x three tasks: rows 1, 1/2, 0 and 1/2, 0, 1/4. Seed means 1/2, 1/4; mean 3/8; p(1-p) = 15/64.
     # Seeds: variance 1/32, of the mean 1/64. Task means 3/4, 1/4, 1/8: squared deviations (9 + 1 + 4)/64,
     # variance 7/64, of the mean 7/192; with the imaginary task: (2 x 7/192 + 15/192)/3 = 29/576.
-    # Together 38/576. Degrees of freedom: (38/576)^2 / ((9/576)^2/1 + (29/576)^2/2) = 1444/501.5 = 2.87936.
+    # Left over by seeds and tasks: +-(1/8, 1/8, -1/4), 12/64 squared and summed; as a variance of the mean
+    # 3/2 x 12/64 / (9 x 2 x 1) = 1/64. Together 9/576 + 29/576 - 9/576 = 29/576.
+    # Degrees of freedom: (38/576)^2 / ((9/576)^2/1 + (29/576)^2/2) = 1444/501.5 = 2.87936, t 3.26: 10.6 x 29/576 is
+    # less than the seeds alone give with one degree of freedom, 161 x 9/576: the seeds are taken.
+    # Effective size 15/64 / (1/64) = 15, of 12 answers: 12.
     rate = rate_over_seeds(np.array([[[1, 1], [1, 0], [0, 0]], [[1, 0], [0, 0], [0.5, 0]]])[:, :, None, :])
-    size = (15 / 64) / (38 / 576)
-    q = scipy_stats.t.ppf(0.975, 1444 / 501.5) ** 2 / size
-    middle, half = (3 / 8 + q / 2) / (1 + q), math.sqrt(q * 15 / 64 + q * q / 4) / (1 + q)
     assert (rate.mean, rate.n, rate.unit, rate.tasks) == (0.375, 2, "seeds+tasks", 3)
-    assert (rate.low, rate.high) == (pytest.approx(middle - half), pytest.approx(middle + half))
+    assert (rate.low, rate.high) == wilson(3 / 8, (15 / 64) / 12, 1.0)
+
+
+def test_seeds_that_agree_leave_the_interval_to_the_tasks() -> None:
+    # Rows 1, 1/2, 0 and 1, 0, 1/2: both seeds 1/2, so their part is 0. Task means 1, 1/4, 1/4: variance 3/16, of the
+    # mean 1/16; with the imaginary task (1/4 / 3): (2 x 1/16 + 1/12)/3 = 5/72, with 2 degrees of freedom.
+    rate = rate_over_seeds(np.array([[[1, 1], [1, 0], [0, 0]], [[1, 1], [0, 0], [1, 0]]])[:, :, None, :])
+    assert (rate.low, rate.high) == wilson(1 / 2, 5 / 72, 2.0)
+
+
+def wilson(p: float, variance: float, df: float) -> tuple[Any, Any]:
+    q = scipy_stats.t.ppf(0.975, df) ** 2 * variance / (p * (1 - p))
+    middle, half = (p + q / 2) / (1 + q), math.sqrt(q * p * (1 - p) + q * q / 4) / (1 + q)
+    return pytest.approx(middle - half), pytest.approx(middle + half)
 
 
 def test_three_seeds_that_scatter_like_the_published_ones_have_a_wide_interval() -> None:
@@ -280,8 +305,8 @@ def test_the_published_comparisons_over_seeds_come_out_as_computed_by_others(
 def test_the_published_headline_is_cannot_tell_from_three_seeds_and_says_so() -> None:
     found = compare_arms(SEEDS["grpo"], SEEDS["grpo_closed"], "chat", "closed")
     assert found.sentence == (
-        "Cannot tell whether chat differs from closed: +0.27 [-0.07, +0.61] "
-        "(3 seeds against 3; Welch p 0.075, exact p 0.10, which so few seeds cannot take below 0.10)."
+        "Cannot tell from three seeds whether chat differs from closed: +0.269, Welch [-0.07, +0.61] "
+        "(3 seeds against 3; p 0.075, exact p 0.10, which so few seeds cannot take below 0.10)."
     )
 
 
@@ -296,7 +321,9 @@ def test_one_seed_never_supports_a_claim_about_an_arm() -> None:
         None,
         None,
     )
-    assert found.sentence.startswith("One seed cannot carry a claim about an arm: chat minus closed is +0.37")
+    assert found.sentence.startswith(
+        "One seed cannot carry a claim about an arm: chat minus closed is +0.365"
+    )
     assert compare_arms(SEEDS["grpo"], [0.0]).verdict == "one seed"
     assert compare_arms([0.9], SEEDS["grpo_closed"]).verdict == "one seed"
 
@@ -326,8 +353,10 @@ def test_an_arm_that_learned_on_every_seed_helps_and_the_reverse_hurts() -> None
     hurts = compare_arms([0.01, 0.005, 0.0], [0.88, 0.91, 0.90], "closed", "open")
     assert (helps.verdict, hurts.verdict) == ("helps", "hurts")
     assert hurts.difference == -helps.difference
-    assert helps.sentence.startswith("open scores better than closed: +0.89 [+0.8")
-    assert "errs more often" in helps.sentence  # three seeds: what Welch cannot promise is said
+    assert helps.sentence.startswith("open scores better than closed: +0.892, Welch [+0.8")
+    assert (
+        "times in 100 where some seeds learn" in helps.sentence
+    )  # three seeds: what Welch cannot promise is said
 
 
 def test_seeds_without_any_spread_take_the_limit_of_the_test() -> None:
@@ -402,7 +431,7 @@ def test_two_checkpoints_are_compared_over_tasks_and_the_sentence_claims_no_more
 
 def test_printed_intervals_of_differences_are_rounded_outwards() -> None:
     found = Comparison("a", "b", 0.2694, 3, 3, "seeds", low=0.0011, high=0.6001, df=2.0, p=0.04)
-    assert found.interval == "+0.27 [+0.00, +0.61]"
+    assert found.interval == "+0.269, Welch [+0.00, +0.61]"
 
 
 def test_a_comparison_as_json_holds_its_verdict_and_no_nan() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import small_base
+from cotalk import talk
+from cotalk.chat import Player, Rules, Seating, converse
+from cotalk.deal import Deal
+from cotalk.engines import Table
+from cotalk.engines.scripted import SCRIPTS, Habit, adder, silent
 from cotalk.errors import BadInput
-from cotalk.talk import AMOUNTS, means, measures, of_chat, of_seat, private_numbers, rates, stack
+from cotalk.sample import generator
+from cotalk.stack import drive
+from cotalk.stats import Rate
+from cotalk.talk import (
+    AMOUNTS,
+    invented,
+    means,
+    measures,
+    of_chat,
+    of_reading,
+    of_seat,
+    others_of,
+    private_numbers,
+    rates,
+    requests,
+    signed_rate,
+    stack,
+)
+from cotalk.task import Task
+from cotalk.view import Scene
 
 HANDS = {"A": ["Ann has 14 cats and 3 dogs."], "B": ["Ben has twenty cats.", "He sells 1/2 of his 9 hens."]}
 QUESTION = "How many cats do the 2 have? Ann has 3 dogs."
@@ -220,3 +247,209 @@ def test_any_text_gives_shares_between_0_and_1_or_nothing(said: list[str], facts
     for name, values in found.items():
         assert np.isnan(values).all() or values[0] >= 0
         assert name.split("/")[0] in AMOUNTS or np.isnan(values).all() or values[0] <= 1
+
+
+# --- ours: chance, derivation, invention, requests --------------------------------------------------------
+
+Script = Callable[[Scene], str]
+
+
+def dealt(numbers: list[int], name: str) -> Deal:
+    """Half of the numbers to A, half to B, a fact each; the question holds none."""
+    facts = tuple(f"Box {letter} holds {n} cups." for letter, n in zip("jklmnopqrstu", numbers, strict=False))
+    task = Task(name, "How many cups are there?", str(sum(numbers)), facts)
+    half = len(facts) // 2
+    return Deal(task, facts, task.question, {"A": facts[:half], "B": facts[half:]})
+
+
+def played(
+    a: Script, b: Script, *, tasks: int = 120, low: int = 100, high: int = 999, held: int = 8
+) -> list[dict[str, Any]]:
+    """A scripted team on tasks with different numbers in low..high, as chat lines."""
+    deals = [
+        dealt(generator("test", at).permutation(np.arange(low, high + 1))[:held].tolist(), f"t{at}")
+        for at in range(tasks)
+    ]
+    players = {"A": Player("a", script=a), "B": Player("b", script=b)}
+    seatings = [Seating(one, players, 0, ("test", one.task.id)) for one in deals]
+
+    def failed(_: str, error: Exception) -> None:
+        raise error
+
+    playing = converse(seatings, Rules(), small_base().form)
+    return [found.as_json() for found in drive({"play": playing}, Table(None), failed)["play"]]
+
+
+def talked(a: Script, b: Script, **how: Any) -> dict[str, Rate]:
+    return rates(stack([measures(played(a, b, **how))]))
+
+
+def holds(rate: Rate, truth: float, width: float = 0.2) -> bool:
+    return rate.low <= truth <= rate.high and rate.high - rate.low < width
+
+
+@pytest.mark.parametrize(("send", "use"), [(1.0, 0.3), (0.6, 1.0), (0.8, 0.5)])
+def test_a_players_habits_of_sending_and_using_are_recovered_within_their_intervals(
+    send: float, use: float
+) -> None:
+    found = talked(Habit(send=send, use=use, seed=1), Habit(send=send, use=use, seed=2))
+    assert holds(found["sends"], send) and holds(found["sends/turn0"], send) and holds(found["sends/B"], send)
+    assert holds(found["uses"], send * use)  # a number that was never sent cannot be used
+    assert holds(found["uses_above"], send * use)  # over 100, hardly a number is met by chance
+    assert found["uses_chance"].mean < 0.01
+    assert found["uses_above"].n == 120
+
+
+def test_a_parrots_list_is_worth_nothing_above_chance() -> None:
+    # Numbers 1..12, two a hand: the list 1..5 holds a partner's number 5 times in 12, whoever it listens to.
+    found = talked(SCRIPTS["parrot"], SCRIPTS["parrot"], low=1, high=12, held=4)
+    assert found["uses"].low < 5 / 12 < found["uses"].high
+    assert found["uses_chance"].mean == pytest.approx(5 / 12, abs=0.04)
+    assert found["uses_above"].low == 0 and found["uses_above"].mean < 0.04
+    assert found["sends"].mean == pytest.approx(5 / 12, abs=0.06)
+
+
+def test_a_reader_among_small_numbers_is_told_from_the_list_that_it_recites() -> None:
+    # It lists 1..5 whatever it heard, and uses each number that it heard with chance .6: u = above / (1 - chance).
+    def both(scene: Scene) -> str:
+        return f"{SCRIPTS['parrot'](scene)} {Habit(use=0.6)(scene)}" if scene.last else Habit()(scene)
+
+    found = talked(both, both, low=1, high=12, held=4, tasks=200)
+    above, chance = found["uses_above"], found["uses_chance"].mean
+    assert 0.35 < chance < 0.6
+    assert above.low / (1 - chance) <= 0.6 <= above.high / (1 - chance)
+
+
+def test_a_number_that_is_no_ones_is_no_chance_of_its_own_task() -> None:
+    # The other task's B holds 20, 1/2 and 8; 20 and 1/2 are held here too, so that only 8 tells of chance.
+    other = chat("", "", "", "", task="o", hands={"A": ["It has 77."], "B": ["20 cats, half of 8 hens."]})
+    line = chat("", "", "20 and 8", "")
+    assert of_reading(line, "A", [other])["uses_chance"] == 1.0
+    assert of_reading(line, "A", [other])["uses_above"] == pytest.approx(1 / 3 - 1)
+    assert math.isnan(of_reading(line, "A", [])["uses_above"])  # one task alone: nothing to shuffle
+
+
+def test_a_derived_value_counts_as_derived_when_a_partners_number_is_in_it() -> None:
+    def derives(last: str) -> float:
+        return of_reading(chat("", "", last, ""), "A", [])["derives"]
+
+    # A holds 14 and 3; the question 2 and 3; B 20, 1/2 and 9
+    assert derives(r"\boxed{34}") == 1.0  # 14 + 20
+    assert derives("thirty-four") == 1.0
+    assert derives("20") == 0.0  # repeated, not derived
+    assert derives("17") == 0.0  # 14 + 3: from its own hand alone
+    assert derives("4.5") == 1.0  # half of 9
+    assert derives("1000") == 0.0
+
+
+@pytest.mark.parametrize("use", [0.25, 0.8])
+def test_a_team_that_adds_its_partners_number_now_and_then_derives_at_that_rate(use: float) -> None:
+    def sometimes(scene: Scene) -> str:
+        adds = generator("adds", *scene.facts).random() < use
+        return adder(scene) if adds or not scene.last else f"\\boxed{{{scene.facts[0]}}}"
+
+    found = talked(sometimes, sometimes, held=2, tasks=200)
+    assert holds(found["derives"], use)
+    assert holds(found["derives_above"], use, 0.25)
+
+
+def test_a_worked_solution_invents_nothing_and_a_made_up_number_is_seen() -> None:
+    hands = {"A": ["She has 48 clips."], "B": ["Half as many in May, and 25% of 80 more."]}
+    line = chat(
+        "I have 48.",
+        "half",
+        r"48/2 = 24, 48 + 24 = 72, 72 + 20 = 92. \boxed{92}",
+        "48, 613 and 24",
+        hands=hands,
+    )  # 48/2 reads as 24 = 48 * 1/2; 72 = 48 + 24; 20 = .25 * 80; only 613 comes from nowhere
+    assert invented(line, line) == [(0, 1), (0, 1), (0, 5), (1, 3)]
+    found = measures([line])
+    assert (found["invented/A"][0], found["invented/B"][0]) == (0.0, 0.25)
+    assert found["invented/turn3"][0] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("lie", [0.0, 0.3, 0.8])
+def test_a_liars_rate_is_recovered_by_invention_corrected_for_chance(lie: float) -> None:
+    found = talked(Habit(lie=lie, seed=1), Habit(lie=lie, seed=2), tasks=150)
+    assert holds(found["invented_corrected"], lie)
+    assert found["invented_chance"].mean > 0.7  # a made-up number is seldom a sum of known ones by luck
+
+
+def test_invention_that_cannot_be_told_from_chance_is_left_out() -> None:
+    # Facts of 1..12 lead to every number of the list by one operation: nothing can be said, and nothing is.
+    found = talked(SCRIPTS["parrot"], SCRIPTS["parrot"], low=1, high=12, held=12)
+    assert "invented_corrected" not in found and found["invented_chance"].mean < 0.05
+
+
+@pytest.mark.parametrize("ask", [0.2, 0.7])
+def test_an_asker_is_recovered_and_a_repeated_question_is_no_request(ask: float) -> None:
+    found = talked(Habit(ask=ask, seed=1), Habit(ask=ask, seed=2))
+    assert (
+        holds(found["requests"], ask)
+        and holds(found["asks"], ask)
+        and holds(found["requests/turn1"], ask, 0.3)
+    )
+    again = talked(lambda scene: scene.question, silent)
+    assert again["asks/A"].mean == 1.0 and again["requests/A"].mean == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "asks"),
+    [
+        ("What do you know?", True),
+        ("How many cats do you have?", True),
+        ("Please send your numbers.", True),
+        ("Tell me your facts.", True),
+        (QUESTION, False),
+        ("how many cats do the two have", False),
+        ("How many cats do the 2 have?", False),
+        ("How many cats do the two have?", False),
+        ("So: how many cats do the 2 have? What are your facts?", True),
+        ("?", False),
+        ("I have 14 cats.", False),
+        ("", False),
+    ],
+)
+def test_a_request_asks_for_something_that_the_task_does_not(said: str, asks: bool) -> None:
+    assert requests(said, QUESTION) is asks
+
+
+def test_turns_are_told_apart() -> None:
+    line = chat("I have 14 cats.", "What do you know?", "14", "20")
+    line["messages"][2]["cut"] = True
+    found = measures([line])
+    assert [found[f"cut/turn{turn}"][0] for turn in range(4)] == [0, 0, 1, 0]
+    assert (found["sends/turn0"][0], found["sends/turn1"][0]) == (1.0, 0.0)
+    assert (found["requests/turn0"][0], found["requests/turn1"][0]) == (0.0, 1.0)
+    assert "sends/turn2" not in found  # a last message comes too late to send
+    assert list(found)[-1].endswith("turn3")
+
+
+def test_other_tasks_are_keyed_and_do_not_depend_on_the_order_of_the_chats() -> None:
+    found = others_of(["a", "b", "c", "d", "e"])
+    assert found == others_of(["e", "b", "a", "d", "c"])
+    assert all(name not in others and len(set(others)) == len(others) for name, others in found.items())
+    assert others_of(["a"]) == {"a": []}
+    lines = played(Habit(use=0.5), Habit(use=0.5), tasks=12)
+    forth, back = measures(lines), measures(lines[::-1])
+    for name, values in forth.items():
+        np.testing.assert_array_equal(values, back[name][::-1])
+
+
+def test_a_change_of_a_measure_raises_the_version() -> None:
+    """If this fails, a measure's code gives other values than before: raise talk.VERSION, then pin the new digest."""
+    lines = played(Habit(0.7, 0.5, 0.3, 0.2), SCRIPTS["parrot"], tasks=30, low=2, high=40, held=6)
+    found = measures(lines)
+    text = repr([(name, np.round(values, 9).tolist()) for name, values in found.items()])
+    assert (talk.VERSION, hashlib.sha256(text.encode()).hexdigest()[:16]) == (2, "11a830c6c8def286")
+
+
+def test_a_signed_rate_behaves_at_its_ends_and_for_several_seeds() -> None:
+    lost, same = signed_rate(np.full((1, 100), -1.0)), signed_rate(np.zeros((1, 100)))
+    assert lost.mean == lost.low == -1 and -1 < lost.high < -0.9
+    assert same.mean == 0 and -0.05 < same.low < 0 < same.high < 0.05
+    several = signed_rate(np.array([[-0.5, 0.0, -1.0, 0.0], [-1.0, 0.0, -0.5, 0.5]]))
+    assert several.mean == pytest.approx(-0.3125) and (several.n, several.unit) == (2, "seeds+tasks")
+    assert several.low < -0.3125 < several.high
+    wide = signed_rate(np.array([[1.0, 1.0], [0.8, 1.0]]))
+    assert wide.high == 1.0  # a share cannot rise by more than all of it

@@ -15,7 +15,7 @@ Left out: who sits where (methods.py), what is heard (channel.py), how a prompt 
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,12 +208,16 @@ class Chat:
 
 @dataclass(frozen=True)
 class Seating:
-    """One chat to be played: the deal, who sits where, which chat of its task, and the parts of its random key."""
+    """One chat to be played: the deal, who sits where, which chat of its task, and the parts of its random key.
+
+    replaced: for a turn, the words that go into the channel in place of what was said (causal.py).
+    """
 
     deal: Deal
     players: dict[str, Player]
     number: int
     key: tuple[str | int | None, ...]
+    replaced: Mapping[int, str] = field(default_factory=dict)
 
 
 def converse(
@@ -230,8 +234,8 @@ def converse(
     for turn in range(len(rules.order)):
         views = [_view(chat, s, turn, form) for chat, s in zip(chats, seatings, strict=True)]
         replies = yield views
-        for chat, view, reply in zip(chats, views, replies, strict=True):
-            chat.messages.append(_message(chat, view, reply, turn, form))
+        for chat, s, view, reply in zip(chats, seatings, views, replies, strict=True):
+            chat.messages.append(_message(chat, s, view, reply, form))
     return chats
 
 
@@ -260,9 +264,10 @@ def _view(chat: Chat, seating: Seating, turn: int, form: ChatFormat) -> View:
     )
 
 
-def _message(chat: Chat, view: View, reply: Reply, turn: int, form: ChatFormat) -> Message:
+def _message(chat: Chat, seating: Seating, view: View, reply: Reply, form: ChatFormat) -> Message:
+    turn = len(chat.messages)
     said = form.decode(reply.ids) if reply.text is None else reply.text
-    short, heard_cut = form.shorten(one_line(said), view.max_tokens)
+    short, heard_cut = form.shorten(one_line(seating.replaced.get(turn, said)), view.max_tokens)
     return Message(
         seat=view.scene.seat,
         turn=turn,

@@ -49,7 +49,14 @@ class Quickstart:
 
 
 QUICK: tuple[dict[str, Any], list[int]] = (
-    {"steps": 4, "heldout_tasks": 24, "train_tasks": 64, "dev_tasks": 4, "dev_every": 2, "checkpoint_every": 2},
+    {
+        "steps": 4,
+        "heldout_tasks": 24,
+        "train_tasks": 64,
+        "dev_tasks": 4,
+        "dev_every": 2,
+        "checkpoint_every": 2,
+    },
     [17, 18],
 )
 
@@ -144,28 +151,62 @@ class Evaluate:
 
 @dataclass
 class Compare:
-    """Print the comparisons of a study: the difference over seeds, and what it entitles one to say.
+    """Print what differs and what it entitles one to say: of a study, of several studies or runs, or of other scores.
 
-    Example: cotalk compare runs/quickstart
+    Example: cotalk compare runs/quickstart --margin 0.03
+    Example: cotalk compare runs/new runs/old --conditions trained_open
+    Example: cotalk compare --replay examples/published_scores.json
     """
 
-    study: tyro.conf.Positional[Path]
-    """A study's directory, or its results.json."""
+    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """A study (its own comparisons), or several studies or outcomes/NAME.npz files (the first against each other)."""
+    conditions: tuple[str, ...] = ()
+    """Of one study: two or more to compare. Of several: one for all, or one each; trained_open if not given."""
+    replay: Path | None = None
+    """A JSON file of scores by seed instead (docs/statistics.md)."""
+    margin: float | None = None
+    """The smallest difference that matters, such as 0.03: allows "no different", and tells the seeds still needed."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> int:
-        from cotalk import results
+        from cotalk import compare
 
-        document = results.read(self.study)
+        if self.replay and (self.paths or self.conditions):
+            raise BadInput("compare was given --replay and studies; expected one or the other")
+        if self.replay:
+            rows = compare.replayed(self.replay, self.margin)
+        else:
+            rows = compare.compared(self.paths, self.conditions, self.margin)
         if self.json:
-            print(json.dumps(document["comparisons"], indent=2))
+            print(json.dumps(rows, indent=2))
             return 0
-        if not document["comparisons"]:
-            raise BadInput(f"{self.study} lists no comparison; expected [[compare]] in its study file")
-        for comparison in document["comparisons"]:
-            console.print(comparison["sentence"], highlight=False, markup=False)
+        for line in compare.told(rows):
+            console.print(line, highlight=False, markup=False)
         return 0
+
+
+@dataclass
+class CheckCommand:
+    """Look for what would make the numbers of a study or a run mean something else; exit code 1 where a check fails.
+
+    Example: cotalk check runs/quickstart
+    """
+
+    path: tyro.conf.Positional[Path]
+    """A study's directory, a run's, or a results.json."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from cotalk import checks
+
+        found = checks.check(self.path)
+        if self.json:
+            print(json.dumps([each.as_json for each in found], indent=2))
+        else:
+            console.print(checks.table(found, str(self.path)))
+        return 1 if any(each.result == "fail" for each in found) else 0
 
 
 @dataclass
@@ -260,6 +301,7 @@ Command = Annotated[
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[CheckCommand, tyro.conf.subcommand("check")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]
@@ -302,7 +344,9 @@ def _run(study: Any, out: Path, workers: int) -> int:
     console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
-        raise RunFailed(f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again")
+        raise RunFailed(
+            f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again"
+        )
     return 0
 
 
@@ -326,7 +370,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, SystemExit) as stop:
         code = 130 if isinstance(stop, KeyboardInterrupt) else stop.code
         if code in (130, 143):
-            Console(stderr=True).print("cotalk: stopped; the same command goes on where it stopped", highlight=False)
+            Console(stderr=True).print(
+                "cotalk: stopped; the same command goes on where it stopped", highlight=False
+            )
         return code if isinstance(code, int) else 2
 
 

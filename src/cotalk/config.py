@@ -214,5 +214,5 @@ def toml_table(table: Mapping[str, Any]) -> str:
 
 
 def _nearest(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

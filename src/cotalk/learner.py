@@ -157,25 +157,33 @@ class Learner:
         return gaps
 
     def _backward_batch(self, k: int, batch: Sequence[Row], normaliser: float) -> list[torch.Tensor]:
-        parameters = list(self.stack.parameters(k).values())
+        found = self._gradients(k, batch, normaliser)
+        if found is None:
+            half = len(batch) // 2
+            parts = (batch[:half], batch[half:])
+            return [gap for part in parts for gap in self._backward_batch(k, part, normaliser)]
+        gap, gradients = found
+        for parameter, gradient in zip(self.stack.parameters(k).values(), gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        return [gap]
+
+    def _gradients(
+        self, k: int, batch: Sequence[Row], normaliser: float
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]] | None:
+        """A batch's gaps and gradients, or None when it does not fit in memory (then nothing of it is left there)."""
         try:
             logprobs, sampled, credit = self.score(k, batch)
             loss = -(credit * logprobs).sum() / normaliser
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # whole, or not added at all
+            parameters = list(self.stack.parameters(k).values())
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
                 tokens = len(batch[0].ids)
                 told = f"one row of {tokens} tokens does not fit in memory: lower the token budgets"
                 raise RunFailed(told) from error
-        else:
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is not None:
-                    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
-            return [logprobs.detach() - sampled]
-        half = len(batch) // 2
-        return self._backward_batch(k, batch[:half], normaliser) + self._backward_batch(
-            k, batch[half:], normaliser
-        )
+            return None
+        return logprobs.detach() - sampled, gradients
 
     def score(self, k: int, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log-probabilities of the sampled tokens of some rows under adapter k, at the sampling temperature.

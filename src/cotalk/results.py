@@ -3,7 +3,9 @@
 A `Score` is what evaluating one condition gives: outcomes (runs, tasks, chats, seats), saved as
 `outcomes/NAME.npz`, from which every interval of results.json can be computed again. `build` turns scores
 into the JSON document, `write` and `read` refuse one that is not well formed, `check` says what is wrong with
-it, and `table` shows it in a terminal. The format, key by key, is in docs/results.md.
+it, `stale` which of its values an earlier version's code measured, and `table` shows it in a terminal. The format,
+key by key, is in docs/results.md; its shape is results.schema.json, the one source of what `check` expects, and
+this file holds only what one value says of another.
 
 It leaves out playing chats (evaluate.py), formulas (stats.py), measures (talk.py) and pictures (report.py).
 
@@ -14,16 +16,19 @@ It leaves out playing chats (evaluate.py), formulas (stats.py), measures (talk.p
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
+import logging
 import math
 import os
 import platform
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -35,14 +40,15 @@ from rich.text import Text
 
 from cotalk import stats, talk
 from cotalk.errors import BadInput
-from cotalk.stats import Comparison, Floats, Rate
+from cotalk.stats import Comparison, Floats, NoiseFloor, Rate
 
+log = logging.getLogger(__name__)
 Json = dict[str, Any]
 SCHEMA = 1
 NO_SEED = -1  # how an .npz file writes the seed of what was never trained
 RECORDED = ("cotalk", "torch", "transformers", "peft", "numpy", "scipy", "math-verify", "reasoning-gym")
-VERDICTS = ("one seed", "noise", "helps", "hurts", "no different", "cannot tell")
-ENDS = ("mean", "low", "high")
+# Of each measure's code: raised whenever a value of it could change. results.json and outcomes/*.npz carry them.
+MEASURES = {"grade": 1, "talk": talk.VERSION, "intervals": stats.VERSION}
 SHOWN_TALK = ("sends", "uses", "asks", "agrees")
 
 
@@ -58,6 +64,7 @@ class Score:
     seeds: one a run, or (None,) for what was never trained. talk: {measure: (runs, tasks)}, NaN where it does
     not apply (talk.stack). repeats: the mean of each evaluation, this one first, where it was made more than
     once. clusters: each task's template, or None for a task of its own. decoding: "sampled" or "greedy".
+    measures: the version of the code that measured it (MEASURES).
     """
 
     condition: str
@@ -72,6 +79,7 @@ class Score:
     repeats: tuple[float, ...] = ()
     clusters: tuple[str | None, ...] | None = None
     decoding: str = "sampled"
+    measures: Mapping[str, int] = field(default_factory=MEASURES.copy)
 
     def __post_init__(self) -> None:
         expected = (len(self.seeds), len(self.tasks), self.outcomes.shape[2], len(self.seats))
@@ -116,7 +124,8 @@ class Score:
 
     def _rate(self, outcomes: Floats) -> Rate:
         if len(outcomes) == 1:
-            return stats.rate_over_tasks(outcomes, self.clusters)
+            seed = None if self.seeds == (None,) else str(self.seeds[0])
+            return replace(stats.rate_over_tasks(outcomes, self.clusters), seed=seed)
         return stats.rate_over_seeds(outcomes, self.clusters)
 
     def save(self, directory: Path) -> Path:
@@ -132,6 +141,7 @@ class Score:
             "condition": np.array(self.condition),
             "decoding": np.array(self.decoding),
             "repeats": np.array(self.repeats, dtype=np.float64),
+            "measures": np.array(json.dumps(dict(self.measures), sort_keys=True)),
             "clusters": np.array([json.dumps(name) for name in self.clusters or ()], dtype=np.str_),
         } | {f"talk/{name}": values for name, values in self.talk.items()}
         path = directory / self.file_name
@@ -173,6 +183,7 @@ class Score:
             repeats=tuple(map(float, arrays.get("repeats", ()))),
             clusters=tuple(clusters) or None,
             decoding=str(arrays.get("decoding", "sampled")),
+            measures=json.loads(str(arrays.get("measures", "{}"))),
         )
 
 
@@ -190,6 +201,11 @@ def compare_scores(a: Score, b: Score, label_a: str = "", label_b: str = "") -> 
             f"{a.condition} was scored on {len(a.tasks)} tasks and {b.condition} on {len(b.tasks)}; expected "
             "the same tasks in the same order. Evaluate both on the same tasks."
         )
+    if a.measures.get("grade") != b.measures.get("grade"):
+        raise BadInput(
+            f"{a.condition} was graded by version {a.measures.get('grade')} of the grader and {b.condition} by version "
+            f"{b.measures.get('grade')}; expected one. Run the older study again in a new directory."
+        )
     names = (label_a or _words(a.condition), label_b or _words(b.condition))
     if a.seeds == (None,) == b.seeds:
         return stats.compare_checkpoints(a.outcomes, b.outcomes, *names, clusters=a.clusters)
@@ -199,7 +215,20 @@ def compare_scores(a: Score, b: Score, label_a: str = "", label_b: str = "") -> 
         raise BadInput(
             f"{a.condition} was never trained; compare {b.condition} with it, the trained one first."
         )
-    return stats.compare_arms(list(a.seed_means.values()), list(b.seed_means.values()), *names)
+    found = stats.compare_arms(list(a.seed_means.values()), list(b.seed_means.values()), *names)
+    return replace(found, over_tasks=stats.crossed_difference(a.outcomes, b.outcomes, a.clusters))
+
+
+def judge(found: Iterable[Comparison], floor: NoiseFloor | None, margin: float | None) -> list[Comparison]:
+    """The comparisons of one study with its noise floor, the user's margin, and Holm's correction over them all."""
+    judged = [stats.with_margin(stats.with_noise(each, floor), margin) for each in found]
+    return stats.correct(judged) if len(judged) > 1 else judged
+
+
+def noise_floor(conditions: Mapping[str, Json]) -> NoiseFloor | None:
+    """The floor of a study from the conditions of its results.json: those of the base that were played again."""
+    base = [each["repeats"] for each in conditions.values() if list(each["per_seed"]) == ["base"]]
+    return stats.noise_floor(*base)
 
 
 def _checkpoints(a: Score, b: Score) -> Json | None:
@@ -226,6 +255,7 @@ def build(
     config: Mapping[str, Any] | None = None,
     cost: Mapping[str, Any] | None = None,
     about: Mapping[str, Mapping[str, Any]] | None = None,
+    margin: float | None = None,
     created: str | None = None,
 ) -> Json:
     """The document of a study.
@@ -234,25 +264,36 @@ def build(
         scores: sampled and greedy ones in any order; a condition's greedy score goes under its `greedy`.
         compare: pairs of condition names; all of them are corrected together (Holm).
         about: more keys for a condition: {"trained_open": {"label": "trained, channel open", "arm": "open"}}.
+        margin: the smallest difference that matters to the user, such as 0.03; without one, no comparison can end
+            in `no different`, and none says how many seeds would settle it.
         created: when, ISO 8601; now if not given.
     """
     given = list(scores)
+    for score in given:
+        if dict(score.measures) != MEASURES:
+            raise BadInput(
+                f"{score.condition} was measured by {_told(score.measures)}, and this is {_told(MEASURES)}. "
+                "Read it from its chats again: the study's command does so."
+            )
     sampled, greedy = (_by_condition(given, decoding) for decoding in ("sampled", "greedy"))
     if alone := sorted(greedy.keys() - sampled.keys()):
         raise BadInput(f"greedy scores of {', '.join(alone)} came without the sampled ones; expected both.")
     about = about or {}
     labels = {name: str(about.get(name, {}).get("label") or _words(name)) for name in sampled}
+    conditions = {
+        name: dict(about.get(name, {})) | _condition(score, greedy.get(name))
+        for name, score in sampled.items()
+    }
+    floor = noise_floor(conditions)
     return {
         "schema": SCHEMA,
         "study": study,
         "created": created or datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions(),
+        "measures": dict(MEASURES),
         "config": dict(config or {}),
-        "conditions": {
-            name: dict(about.get(name, {})) | _condition(score, greedy.get(name))
-            for name, score in sampled.items()
-        },
-        "comparisons": _comparisons(sampled, labels, compare),
+        "conditions": conditions,
+        "comparisons": _comparisons(sampled, labels, compare, floor, margin),
         "cost": dict(cost or {}),
     }
 
@@ -280,7 +321,6 @@ def _condition(score: Score, greedy: Score | None) -> Json:
     return _measured(score) | {
         "greedy": None if greedy is None else _measured(greedy),
         "repeats": list(score.repeats) or [score.rate.mean],
-        "size": _size(score),
     }
 
 
@@ -291,6 +331,7 @@ def _measured(score: Score) -> Json:
         "per_seat": {seat: rate.as_json for seat, rate in score.seat_rates.items()},
         "talk": {name: rate.as_json for name, rate in talk.rates(score.talk, score.clusters).items()},
         "graded": {name: float(np.nanmean(getattr(score, name))) for name in ("strict", "lenient", "parsed")},
+        "size": _size(score),
     }
 
 
@@ -300,18 +341,21 @@ def _size(score: Score) -> Json:
 
 
 def _comparisons(
-    sampled: Mapping[str, Score], labels: Mapping[str, str], pairs: Sequence[tuple[str, str]]
+    sampled: Mapping[str, Score],
+    labels: Mapping[str, str],
+    pairs: Sequence[tuple[str, str]],
+    floor: NoiseFloor | None,
+    margin: float | None,
 ) -> list[Json]:
     for name in (name for pair in pairs for name in pair):
         if name not in sampled:
             raise BadInput(f"a comparison names {name!r}; expected one of {', '.join(sampled)}.")
     found = [compare_scores(sampled[a], sampled[b], labels[a], labels[b]) for a, b in pairs]
-    corrected = stats.correct(found) if len(found) > 1 else found
     return [
         comparison.as_json
         | {"a": a, "b": b, "per_seed_a": sampled[a].seed_means, "per_seed_b": sampled[b].seed_means}
         | {"checkpoints": _checkpoints(sampled[a], sampled[b])}
-        for (a, b), comparison in zip(pairs, corrected, strict=True)
+        for (a, b), comparison in zip(pairs, judge(found, floor, margin), strict=True)
     ]
 
 
@@ -339,12 +383,40 @@ def read(path: Path) -> Json:
 
 
 def check(results: object) -> list[str]:
-    """What is wrong with a results document, a line a fault; an empty list where nothing is."""
+    """What is wrong with a results document, a line a fault; an empty list where nothing is.
+
+    First the shape, by results.schema.json; where that is right, what one value says of another.
+    """
     if not isinstance(results, dict):
         return [f"the document is {_kind(results)}; expected an object"]
     if results.get("schema") != SCHEMA or results.get("schema") is True:
         return [f"schema is {results.get('schema')!r}; expected {SCHEMA}, all that this version reads"]
-    return list(_document_faults(results))
+    faults = [*_finite_faults(results, ""), *_shape_faults(results)]
+    if faults:
+        return faults
+    try:
+        return list(_relation_faults(results))
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+        ArithmeticError,
+    ) as error:  # only where the shape could not be checked
+        return [
+            f"the document has not the shape of results.schema.json ({error!r}); pip install jsonschema says where"
+        ]
+
+
+def stale(results: Json) -> list[str]:
+    """What in this document was measured by another version of the code than this one, a line a measure."""
+    then = results.get("measures") or {}
+    return [
+        f"{name} was measured by version {then.get(name, 'unknown')} of its code, and this is version {now}: type the "
+        "study's command again to measure its chats anew"
+        for name, now in MEASURES.items()
+        if then.get(name) != now
+    ]
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -365,29 +437,55 @@ def _refuse(what: str, faults: Sequence[str]) -> None:
         raise BadInput(f"{what}: not a well-formed results.json (docs/results.md).\n  {shown}{more}")
 
 
-def _document_faults(results: Json) -> Iterator[str]:
-    for key, kind in {"study": str, "created": str, "versions": dict, "config": dict, "cost": dict}.items():
-        if not isinstance(results.get(key), kind):
-            yield f"{key} is {_kind(results.get(key))}; expected {_kind(kind())}"
-    yield from _time_faults(results.get("created"))
-    yield from _finite_faults({key: results.get(key) for key in ("versions", "config", "cost")}, "")
-    conditions, comparisons = results.get("conditions"), results.get("comparisons")
-    if not isinstance(conditions, dict) or not conditions:
-        yield f"conditions is {_kind(conditions)}; expected an object with at least one condition"
-        conditions = {}
-    for name, condition in conditions.items():
-        yield from _condition_faults(condition, f"conditions.{name}")
-    if not isinstance(comparisons, list):
-        yield f"comparisons is {_kind(comparisons)}; expected a list"
-        comparisons = []
-    for at, comparison in enumerate(comparisons):
-        yield from _comparison_faults(comparison, conditions, f"comparisons[{at}]")
+@lru_cache(maxsize=1)
+def schema() -> Json:
+    """The JSON Schema of results.json, as shipped."""
+    return dict(json.loads((Path(__file__).parent / "results.schema.json").read_text(encoding="utf-8")))
 
 
-def _time_faults(created: object) -> Iterator[str]:
+def _shape_faults(results: Json) -> Iterator[str]:
+    """Where the document departs from the schema; each description there completes the sentence `expected ...`."""
     try:
-        if isinstance(created, str):
-            datetime.fromisoformat(created)
+        jsonschema = importlib.import_module("jsonschema")
+    except ModuleNotFoundError:
+        log.warning(
+            "the shape of results.json is not checked: jsonschema is missing (pip install jsonschema)"
+        )
+        return
+    for error in jsonschema.Draft202012Validator(schema()).iter_errors(results):
+        where = _place(error.absolute_path)
+        if error.validator == "required":
+            name = error.message.split("'")[1]
+            expected = (
+                error.schema.get("properties", {}).get(name, {}).get("description", "it in every document")
+            )
+            yield f"{f'{where}.' * bool(where)}{name} is missing; expected {expected}"
+        else:
+            yield f"{where} is {_kind(error.instance)}; expected {error.schema.get('description', error.message)}"
+
+
+def _place(path: Iterable[object]) -> str:
+    """conditions.trained_open.repeats[0]"""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def _relation_faults(results: Json) -> Iterator[str]:
+    yield from _time_faults(results["created"])
+    for name, condition in results["conditions"].items():
+        yield from _measured_faults(condition, f"conditions.{name}")
+        if condition["greedy"]:
+            yield from _measured_faults(condition["greedy"], f"conditions.{name}.greedy")
+    for at, comparison in enumerate(results["comparisons"]):
+        yield from _comparison_faults(comparison, results["conditions"], f"comparisons[{at}]")
+    tested = [row for row in results["comparisons"] if row["p"] is not None and row.get("p_holm") is not None]
+    for row, p in zip(tested, stats.holm([row["p"] for row in tested]), strict=True):
+        if abs(row["p_holm"] - p) > 1e-9:
+            yield f"comparisons: p_holm of {row['a']} against {row['b']} is {row['p_holm']}; expected {p}"
+
+
+def _time_faults(created: str) -> Iterator[str]:
+    try:
+        datetime.fromisoformat(created)
     except ValueError:
         yield f"created is {created!r}; expected an ISO 8601 time"
 
@@ -395,64 +493,30 @@ def _time_faults(created: object) -> Iterator[str]:
 def _finite_faults(value: object, where: str) -> Iterator[str]:
     """JSON has no NaN and no infinity."""
     if isinstance(value, float) and not math.isfinite(value):
-        yield f"{where} is {value}; expected a finite number"
+        yield f"{where} is {value}; expected finite numbers only (JSON has no others)"
     if isinstance(value, list):
         value = dict(enumerate(value))
     for key, child in value.items() if isinstance(value, Mapping) else ():
         yield from _finite_faults(child, f"{where}.{key}" if where else str(key))
 
 
-def _condition_faults(condition: object, where: str) -> Iterator[str]:
-    if not isinstance(condition, dict):
-        yield f"{where} is {_kind(condition)}; expected an object"
-        return
-    yield from _measured_faults(condition, where)
-    greedy = condition.get("greedy")
-    if isinstance(greedy, dict) and greedy:
-        yield from _measured_faults(greedy, f"{where}.greedy")
-    elif greedy is not None and greedy != {}:
-        yield f"{where}.greedy is {_kind(greedy)}; expected an object, or null where it was not played"
-    repeats = condition.get("repeats")
-    if not isinstance(repeats, list) or not all(_is_share(mean) for mean in repeats):
-        yield f"{where}.repeats is {repeats!r}; expected a list of means between 0 and 1"
-
-
 def _measured_faults(measured: Json, where: str) -> Iterator[str]:
-    seeds = measured.get("per_seed")
-    if not isinstance(seeds, dict) or not seeds or not all(_is_share(mean) for mean in seeds.values()):
-        yield f"{where}.per_seed is {seeds!r}; expected a mean between 0 and 1 for each seed"
-        return
-    yield from _seed_faults(list(seeds), where)
-    yield from _rate_faults(measured.get("score"), f"{where}.score", len(seeds), bounded=True)
-    yield from _stale_faults(measured.get("score"), list(seeds.values()), where)
+    seeds = measured["per_seed"]
+    if "base" in seeds and len(seeds) > 1:
+        yield f'{where}.per_seed has the keys {list(seeds)}; expected seeds such as "17", or "base" alone'
+    yield from _rate_faults(measured["score"], f"{where}.score", len(seeds))
+    mean, expected = measured["score"]["mean"], sum(seeds.values()) / len(seeds)
+    if abs(mean - expected) > 1e-6:
+        yield f"{where}.score has the mean {mean} and its per_seed the mean {expected}; expected the same"
     for group in ("per_seat", "talk"):
-        rates = measured.get(group)
-        if not isinstance(rates, dict):
-            yield f"{where}.{group} is {_kind(rates)}; expected an object of rates"
-            continue
-        for name, rate in rates.items():
-            bounded = name.split("/")[0] not in talk.AMOUNTS
-            yield from _rate_faults(rate, f"{where}.{group}.{name}", len(seeds), bounded)
+        for name, rate in measured[group].items():
+            yield from _rate_faults(rate, f"{where}.{group}.{name}", len(seeds))
 
 
-def _seed_faults(names: Sequence[str], where: str) -> Iterator[str]:
-    if list(names) != ["base"] and not all(name.isdecimal() for name in names):
-        yield f'{where}.per_seed has the keys {list(names)}; expected seeds such as "17", or "base" alone'
-
-
-def _rate_faults(rate: object, where: str, runs: int, bounded: bool) -> Iterator[str]:
+def _rate_faults(rate: Json, where: str, runs: int) -> Iterator[str]:
     """A RATE; its unit follows from the number of runs, so that seeds and tasks are never mixed up."""
-    keys = {"mean", "low", "high", "n", "unit"}
-    if not isinstance(rate, dict) or rate.keys() != keys:
-        yield f"{where} is {sorted(rate) if isinstance(rate, dict) else _kind(rate)}; expected {sorted(keys)}"
-        return
-    if not all(_is_number(rate[key]) for key in ENDS):
-        yield f"{where}: mean, low and high are {[rate[key] for key in ENDS]}; expected finite numbers"
-    elif not 0 <= rate["low"] <= rate["mean"] <= rate["high"] <= (1 if bounded else math.inf):
-        order = "0 <= low <= mean <= high" + " <= 1" * bounded
-        yield f"{where}: {rate['mean']} [{rate['low']}, {rate['high']}]; expected {order}"
-    if type(rate["n"]) is not int or rate["n"] < 1:
-        yield f"{where}.n is {rate['n']!r}; expected a whole number, at least 1"
+    if not rate["low"] <= rate["mean"] <= rate["high"]:
+        yield f"{where}: {rate['mean']} [{rate['low']}, {rate['high']}]; expected low <= mean <= high"
     units = ("tasks",) if runs == 1 else ("seeds", "seeds+tasks")
     if rate["unit"] not in units:
         yield f"{where}.unit is {rate['unit']!r} in per_seed of {runs}; expected {' or '.join(units)}"
@@ -460,46 +524,35 @@ def _rate_faults(rate: object, where: str, runs: int, bounded: bool) -> Iterator
         yield f"{where}.n is {rate['n']!r}; expected {runs}, the number of seeds in per_seed"
 
 
-def _stale_faults(score: object, seed_means: Sequence[float], where: str) -> Iterator[str]:
-    mean: Any = score.get("mean") if isinstance(score, dict) else None
-    expected = sum(seed_means) / len(seed_means)
-    if _is_number(mean) and abs(mean - expected) > 1e-6:
-        yield f"{where}.score has the mean {mean} and its per_seed the mean {expected}; expected the same"
-
-
-def _comparison_faults(comparison: object, conditions: Json, where: str) -> Iterator[str]:
-    if not isinstance(comparison, dict):
-        yield f"{where} is {_kind(comparison)}; expected an object"
-        return
+def _comparison_faults(row: Json, conditions: Json, where: str) -> Iterator[str]:
+    """Names conditions, has their seeds, and its verdict follows from its numbers: none of it is out of date."""
     for side in ("a", "b"):
-        if comparison.get(side) not in conditions:
-            yield f"{where}.{side} is {comparison.get(side)!r}; expected the name of a condition"
-    if not _is_number(comparison.get("difference")):
-        yield f"{where}.difference is {comparison.get('difference')!r}; expected a number"
-    if comparison.get("unit") not in stats.UNITS:
-        yield f"{where}.unit is {comparison.get('unit')!r}; expected one of {', '.join(stats.UNITS)}"
-    verdict, sentence = comparison.get("verdict"), comparison.get("sentence")
-    if verdict not in VERDICTS:
-        yield f"{where}.verdict is {verdict!r}; expected one of {', '.join(VERDICTS)}"
-    if not isinstance(sentence, str) or not sentence:
-        yield f"{where}.sentence is {sentence!r}; expected the verdict in words"
-    seeds = [comparison.get(key) for key in ("n_a", "n_b") if comparison.get(key) is not None]
-    if comparison.get("unit") != "tasks" and 1 in seeds and verdict != "one seed":
-        yield f"{where}.verdict is {verdict!r} with one seed on a side; expected one seed"
-    yield from _finite_faults(comparison, where)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and _is_number(value) and 0 <= value <= 1
+        if row[side] not in conditions:
+            yield f"{where}.{side} is {row[side]!r}; expected the name of a condition"
+            continue
+        seeds = row.get(f"per_seed_{side}")
+        if seeds is not None and seeds != conditions[row[side]]["per_seed"]:
+            yield f"{where}.per_seed_{side} is {seeds}; expected that of conditions.{row[side]}"
+    units = [row["n_a"], row["n_b"]]
+    if row["unit"] != "tasks" and 1 in units and row["verdict"] != "one seed":
+        yield f"{where}.verdict is {row['verdict']!r} with one seed on a side; expected one seed"
+    elif row["verdict"] != (follows := Comparison.from_json(row).verdict):
+        yield f"{where}.verdict is {row['verdict']!r}; expected {follows!r}, which follows from its numbers"
+    if row["unit"] == "seeds" and {"per_seed_a", "per_seed_b"} <= row.keys():
+        a, b = (sum(row[key].values()) / len(row[key]) for key in ("per_seed_a", "per_seed_b"))
+        if abs(a - b - row["difference"]) > 1e-6:
+            yield f"{where}.difference is {row['difference']}; expected {a - b}, that of its seeds' means"
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "missing", bool: "true or false"}
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:40] + "...")
+    names = {dict: "an object", list: "a list", type(None): "missing", bool: "true or false"}
     return names.get(type(value), f"the number {value}")
+
+
+def _told(versions: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(versions.items())) or "an unknown version"
 
 
 # --- the terminal -----------------------------------------------------------------------------------------
@@ -514,6 +567,7 @@ def table(results: Json) -> RenderableType:
     for title, rates in (("Each seat", seats), ("Talk, over all seats", spoken)):
         parts += _rate_table(title, conditions, rates)
     parts += [Text(f"{row['verdict']}: {row['sentence']}") for row in results["comparisons"]]
+    parts += [Text(f"not up to date: {line}") for line in stale(results)]
     return Group(*parts)
 
 
@@ -526,9 +580,9 @@ def _score_table(study: str, conditions: Json) -> Table:
         greedy = condition.get("greedy") or {}
         grid.add_row(
             Text(str(condition.get("label") or name)),
-            Text(_cell(condition["score"], condition)),
+            Text(_cell(condition["score"], condition, of_all=True)),
             Text("\n".join(f"{seed}: {mean:.3f}" for seed, mean in condition["per_seed"].items())),
-            Text(_cell(greedy["score"], condition) if greedy else ""),
+            Text(_cell(greedy["score"], greedy, of_all=True) if greedy else ""),
         )
     return grid
 
@@ -549,8 +603,11 @@ def _rate_table(title: str, conditions: Json, rates: Mapping[str, Json]) -> list
     return [grid]
 
 
-def _cell(rate: Json, condition: Json) -> str:
-    """`0.40 [0.36, 0.45]`, and under it what it stands on."""
-    tasks = condition.get("size", {}).get("tasks") if rate["unit"] == "seeds+tasks" else None
-    read_back = Rate.from_json(rate, tasks)
+def _cell(rate: Json, measured: Json, of_all: bool = False) -> str:
+    """`0.40 [0.36, 0.45]`, and under it what it stands on; of_all: the score of all answers."""
+    size = measured.get("size", {})
+    answers = size["chats"] * size["seats"] if of_all and {"chats", "seats"} <= size.keys() else None
+    seeds = list(measured["per_seed"])
+    seed = seeds[0] if rate["unit"] == "tasks" and seeds != ["base"] else None
+    read_back = Rate.from_json(rate, size.get("tasks"), answers, seed)
     return f"{read_back.brief}\n{read_back.of}"

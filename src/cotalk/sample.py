@@ -33,7 +33,9 @@ def key(*parts: str | int | None) -> int:
         if type(p) not in (str, int, type(None)):
             raise TypeError(f"part {p!r} of a random key is a {type(p).__name__}: expected str, int or None")
     text = "\x1f".join(f"{type(p).__name__}:{str(p).replace(chr(31), chr(31) * 2)}" for p in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )
 
 
 def generator(*parts: str | int | None) -> np.random.Generator:

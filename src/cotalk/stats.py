@@ -5,16 +5,20 @@ never mixed. *Tasks* are the unit of a claim about one checkpoint: the answers o
 because they depend on each other (seat B reads seat A's answer). *Seeds* are the unit of a claim about an arm
 or a method: one seed never supports one. Tasks are crossed with seeds (every seed meets the same tasks).
 
-    rate_over_tasks(outcomes)        one run        -> 0.40 [0.36, 0.45] (300 tasks)
-    rate_over_seeds(outcomes)        several runs   -> 0.32 [0.14, 0.57] (3 seeds x 300 tasks)
+    rate_over_tasks(outcomes)        one run        -> 0.40 [0.36, 0.45] (300 tasks, 1,200 answers)
+    rate_over_seeds(outcomes)        several runs   -> 0.32 [0.14, 0.57] (3 seeds x 300 tasks x 4 answers)
     rate_of_values(values)           one value a task in [0, 1], NaN where it does not apply
     amount(values)                   the same for lengths: runs x tasks, no upper end
     compare_arms(a, b)               seed means of two arms: Welch's t decides, an exact p beside it
     compare_with_fixed(runs, fixed)  an arm against something without a training seed (the untrained base)
     compare_checkpoints(a, b)        two single checkpoints on the same tasks, paired
+    crossed_difference(a, b)         the interval of two arms' difference for new seeds and new tasks
+    noise_floor(repeats)             what evaluating the same model again moves
+    with_margin(found, 0.03)         two one-sided tests, and the seeds that would settle it
+    correct(comparisons)             Holm's correction over a study's comparisons
 
-Left out on purpose: the noise floor and `no different`, which need what an array of outcomes does not hold.
-What each interval covers, measured by simulation, is in docs/statistics.md.
+What a comparison entitles us to say is in verdict.py, resampling in bootstrap.py; what each interval covers,
+measured by simulation, in docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -22,21 +26,23 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from functools import lru_cache
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special, stats
 
+from cotalk import bootstrap
 from cotalk.errors import BadInput
+from cotalk.verdict import ALPHA, POWER, Comparison, Ends, Needed, count
 
+VERSION = 2  # of these formulas: raise it whenever the value of one could change
 UNITS = ("tasks", "seeds", "seeds+tasks")
-LEVEL = 0.95
-ALPHA = 1 - LEVEL
-SEEDS_TO_TRUST_WELCH = (
-    20  # below, its false alarms exceed 1 in 20 where seeds are bimodal (docs/statistics.md)
-)
+SEEDS_TO_RESAMPLE = 10  # from here on the crossed bootstrap, below t
+TASKS_TO_RESAMPLE = 20  # tasks (or templates); with fewer there is too little to resample
+MOST_NEEDED = 1_000_000
 MOST_REGROUPINGS = 200_000  # 10 seeds against 10 are 184,756
 Floats = NDArray[np.float64]
 Clusters = Sequence[Hashable] | None  # each task's template; None: a task of its own
@@ -50,7 +56,8 @@ class Rate:
     """A mean with its 95% interval, how many units it stands on, and which unit that is.
 
     `n` counts tasks for the unit `tasks` and seeds for `seeds` and `seeds+tasks` (the scarcer of the two).
-    `tasks` only serves printing: how many tasks each of those seeds met.
+    The rest only serves printing: how many `tasks` each of those seeds met, `answers` a task, and the `seed` of a
+    single trained run.
     """
 
     mean: float
@@ -59,6 +66,8 @@ class Rate:
     n: int
     unit: str
     tasks: int | None = field(default=None, compare=False)
+    answers: int | None = field(default=None, compare=False)
+    seed: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -72,18 +81,28 @@ class Rate:
         return {"mean": self.mean, "low": self.low, "high": self.high, "n": self.n, "unit": self.unit}
 
     @classmethod
-    def from_json(cls, rate: dict[str, Any], tasks: int | None = None) -> Rate:
-        """A RATE read back; `tasks` completes how `seeds+tasks` prints."""
+    def from_json(
+        cls,
+        rate: dict[str, Any],
+        tasks: int | None = None,
+        answers: int | None = None,
+        seed: str | None = None,
+    ) -> Rate:
+        """A RATE read back; `tasks`, `answers` and `seed` complete how it prints."""
         mean, low, high = (float(rate[key]) for key in ("mean", "low", "high"))
-        return cls(mean, low, high, int(rate["n"]), str(rate["unit"]), tasks)
+        return cls(mean, low, high, int(rate["n"]), str(rate["unit"]), tasks, answers, seed)
 
     @property
     def of(self) -> str:
-        """What it stands on: `300 tasks`, `3 seeds x 300 tasks`."""
+        """What it stands on: `seed 17: 300 tasks, 1,200 answers`, `3 seeds x 300 tasks x 4 answers`."""
         if self.unit == "tasks":
-            return _count(self.n, "task")
-        seeds = _count(self.n, "seed")
-        return f"{seeds} x {_count(self.tasks, 'task')}" if self.tasks and self.unit != "seeds" else seeds
+            whose = f"seed {self.seed}: " if self.seed else ""
+            answers = f", {count(self.n * self.answers, 'answer')}" if self.answers else ""
+            return f"{whose}{count(self.n, 'task')}{answers}"
+        parts = [count(self.n, "seed")]
+        if self.tasks and self.unit != "seeds":
+            parts += [count(self.tasks, "task")] + ([count(self.answers, "answer")] if self.answers else [])
+        return " x ".join(parts)
 
     @property
     def brief(self) -> str:
@@ -101,10 +120,6 @@ class Rate:
         return f"{self.brief} ({self.of})"
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
-
-
 # --- rates ------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +132,7 @@ def rate_over_tasks(outcomes: ArrayLike, clusters: Clusters = None) -> Rate:
     (2019) 334. Small samples: v is shrunk by one imaginary task that is all or nothing, and the effective
     size stays between the number of tasks and the number of answers. At 0 and 1, where v says nothing, it is
     the number of tasks. `clusters` names each task's template (None: a task of its own); then clusters are
-    what vary, and degrees of freedom are clusters - 1.
+    what vary, degrees of freedom are clusters - 1, and the imaginary one weighs as the square root of both.
     """
     outcomes = _in_unit_interval(outcomes)
     values = task_means(outcomes)
@@ -126,7 +141,8 @@ def rate_over_tasks(outcomes: ArrayLike, clusters: Clusters = None) -> Rate:
             f"rate_over_tasks was given {len(values)} runs and speaks of one checkpoint. "
             "Call rate_over_seeds for several runs, or outcomes[:1] for one of them."
         )
-    return _wilson_over_tasks(values[0], clusters, answers=int(np.isfinite(outcomes).sum()))
+    rate = _wilson_over_tasks(values[0], clusters, answers=int(np.isfinite(outcomes).sum()))
+    return replace(rate, answers=_answers(outcomes))
 
 
 def rate_of_values(values: ArrayLike, clusters: Clusters = None) -> Rate:
@@ -140,29 +156,35 @@ def rate_of_values(values: ArrayLike, clusters: Clusters = None) -> Rate:
 def rate_over_seeds(outcomes: ArrayLike, clusters: Clusters = None) -> Rate:
     """The score of an ARM: several runs on the same tasks, with an interval over new seeds and new tasks.
 
-    outcomes: (runs, tasks, chats, seats) in [0, 1], at least two runs. The variance of the mean is that of
-    the seed means over the number of seeds plus that of the task means over the number of tasks (tasks are
-    crossed with seeds; what both hold is counted twice, on the safe side), with degrees of freedom by
-    Satterthwaite, Biometrics Bulletin 2 (1946) 110. The interval is Wilson's at that variance and those
-    degrees of freedom (see `rate_over_tasks`), so it stays inside [0, 1]. Small samples: with 2 or 3 seeds
-    that scatter widely it is nearly as wide as [0, 1], and rightly so.
+    outcomes: (runs, tasks, chats, seats) in [0, 1], at least two runs. The variance of the mean (`_crossed`) adds
+    that of the seed means over the number of seeds and that of the task means over the number of tasks, for
+    tasks are crossed with seeds. Below 10 seeds (or 20 tasks): Wilson's interval at that variance, with t and
+    Satterthwaite's degrees of freedom, Biometrics Bulletin 2 (1946) 110; with 2 or 3 seeds that scatter widely
+    it is nearly as wide as [0, 1], and rightly so. From 10 on: the crossed bootstrap (`_resampled`), which
+    follows the skewness that seeds and tasks really have. Both stay inside [0, 1].
     """
     outcomes = _in_unit_interval(outcomes)
     values, clusters = _complete(task_means(outcomes), clusters)
     mean = float(values.mean())
     crossed = _crossed(values, clusters, spread=mean * (1 - mean))
-    if crossed.variance > 0:
-        size = min(mean * (1 - mean) / crossed.variance, float(np.isfinite(outcomes).sum()))
-    else:
+    ends = _resampled([values], clusters, crossed)
+    if ends is None:
         size = crossed.least
-    low, high = _wilson(mean, size, crossed.df)
-    return Rate(mean, low, high, len(values), "seeds+tasks", tasks=values.shape[1])
+        if crossed.variance > 0:
+            size = min(mean * (1 - mean) / crossed.variance, float(np.isfinite(outcomes).sum()))
+        low, high = _wilson(mean, size, crossed.df)
+    else:
+        low, high = min(mean, ends[0]), max(mean, ends[1])
+    return Rate(
+        mean, low, high, len(values), "seeds+tasks", tasks=values.shape[1], answers=_answers(outcomes)
+    )
 
 
 def amount(values: ArrayLike, clusters: Clusters = None) -> Rate:
     """The mean of a length, (runs, tasks), not bounded by 1: mean +- t x standard error, cut off at 0.
 
-    One run: over tasks (at least two). Several: over seeds and tasks, as `rate_over_seeds`.
+    One run: over tasks (at least two). Several: over seeds and tasks, as `rate_over_seeds`, with t below 10 seeds
+    and the crossed bootstrap from there on.
     """
     means = task_means(values)
     if len(means) == 1:
@@ -174,6 +196,8 @@ def amount(values: ArrayLike, clusters: Clusters = None) -> Rate:
         mean, n, unit = float(kept.mean()), len(kept), "seeds+tasks"
         crossed = _crossed(kept, kept_clusters, spread=0.0)
         variance, df = crossed.variance, crossed.df
+        if (ends := _resampled([kept], kept_clusters, crossed)) is not None:
+            return Rate(mean, min(mean, ends[0]), max(mean, ends[1]), n, unit, tasks=kept.shape[-1])
     if not df > 0:
         raise BadInput("amount was given a single task (or template); an interval needs at least two.")
     half = _t(df) * math.sqrt(variance)
@@ -189,6 +213,13 @@ def task_means(outcomes: ArrayLike) -> Floats:
     counted = np.isfinite(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(counted, values, 0.0).sum(-1) / counted.sum(-1), dtype=np.float64)
+
+
+def _answers(outcomes: Floats) -> int | None:
+    """Answers a task, where every task has the same number of them."""
+    if outcomes.ndim < 3 or not np.isfinite(outcomes).all():
+        return None
+    return math.prod(outcomes.shape[2:])
 
 
 def _in_unit_interval(values: ArrayLike) -> Floats:
@@ -248,7 +279,8 @@ def _task_variance(values: Floats, clusters: Clusters, spread: float) -> tuple[f
 
     Clusters: the linearised (ratio) estimator, G/(G-1) sum of squared cluster totals of residuals / n^2
     (Cochran, "Sampling Techniques", 1977, section 9A). The least size is Kish's n^2 / sum of squared sizes.
-    The variance is a mean of (groups - 1) observed parts and one part `spread` / least.
+    The variance is a mean of (groups - 1) observed parts and one imaginary part: a task that is all or nothing,
+    or a cluster between that and as many tasks as it has (the geometric mean; chosen by simulation).
     """
     codes = _cluster_codes(clusters, len(values))
     sizes = np.bincount(codes)
@@ -260,7 +292,7 @@ def _task_variance(values: Floats, clusters: Clusters, spread: float) -> tuple[f
     observed = groups / (groups - 1) * float((totals**2).sum()) / n**2
     if spread == 0.0:
         return observed, groups - 1.0, least
-    return ((groups - 1) * observed + spread / least) / groups, groups - 1.0, least
+    return ((groups - 1) * observed + spread / math.sqrt(least * n)) / groups, groups - 1.0, least
 
 
 def _cluster_codes(clusters: Clusters, n: int) -> NDArray[np.int64]:
@@ -274,27 +306,88 @@ def _cluster_codes(clusters: Clusters, n: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class _Crossed:
+    """A variance of a mean (or a difference) over seeds and tasks; `left`: its part that more seeds do not lessen."""
+
     variance: float
     df: float
     least: float
+    groups: int
+    left: float
 
 
 def _crossed(values: Floats, clusters: Clusters, spread: float) -> _Crossed:
-    """The variance of the grand mean of (runs, tasks) when seeds and tasks are both draws; Satterthwaite."""
-    runs = len(values)
-    of_seeds = float(values.mean(1).var(ddof=1)) / runs
-    of_tasks, task_df, least = _task_variance(values.mean(0), clusters, spread)
-    variance = of_seeds + of_tasks
-    if task_df == 0:
-        return _Crossed(variance, 0.0, least)
-    if variance == 0:
-        return _Crossed(variance, task_df, least)
-    df = variance**2 / (of_seeds**2 / (runs - 1) + of_tasks**2 / task_df)
-    return _Crossed(variance, df, least)
+    """The variance of the grand mean of (runs, tasks) when seeds and tasks are both draws."""
+    of_seeds = float(values.mean(1).var(ddof=1)) / len(values)
+    return _add(
+        of_seeds,
+        len(values) - 1.0,
+        _task_variance(values.mean(0), clusters, spread),
+        _residual_variance(values, clusters),
+    )
+
+
+def _crossed_difference(a: Floats, b: Floats, clusters: Clusters) -> _Crossed:
+    """The same for the difference of two arms on the same tasks: what tasks do to both arms alike drops out."""
+    parts = [float(x.mean(1).var(ddof=1)) / len(x) for x in (a, b)]
+    of_seeds = sum(parts)
+    df = of_seeds**2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, (a, b))) if of_seeds > 0 else 1.0
+    residual = _residual_variance(a, clusters) + _residual_variance(b, clusters)
+    return _add(of_seeds, df, _task_variance(a.mean(0) - b.mean(0), clusters, spread=0.0), residual)
+
+
+def _add(of_seeds: float, seed_df: float, of_tasks: tuple[float, float, float], residual: float) -> _Crossed:
+    """Seeds' part + tasks' part - what is random in single answers, which both parts hold; never below either.
+
+    The two-way random-effects estimate (Searle, Casella and McCulloch, "Variance Components", 1992, section 4.6).
+    Degrees of freedom: Satterthwaite, Biometrics Bulletin 2 (1946) 110, over the two parts. Small samples: when
+    three seeds happen to lie close, tasks seem to decide and their many degrees of freedom make the interval
+    shorter than t on the seeds alone; then the seeds' own variance and degrees of freedom are taken.
+    """
+    tasks_part, task_df, least = of_tasks
+    variance = max(of_seeds, tasks_part, of_seeds + tasks_part - residual)
+    groups, both, left = int(task_df) + 1, of_seeds + tasks_part, variance - of_seeds
+    if task_df == 0 or both == 0:
+        return _Crossed(variance, task_df, least, groups, left)
+    df = both**2 / (of_seeds**2 / seed_df + tasks_part**2 / task_df)
+    if _t(seed_df) ** 2 * of_seeds > _t(df) ** 2 * variance:
+        variance, df = of_seeds, seed_df
+    return _Crossed(variance, df, least, groups, left)
+
+
+def _residual_variance(values: Floats, clusters: Clusters) -> float:
+    """What neither the seed nor the task explains, as a variance of the grand mean of (runs, tasks)."""
+    runs, tasks = values.shape
+    left = values - values.mean(1, keepdims=True) - values.mean(0) + values.mean()
+    codes = _cluster_codes(clusters, tasks)
+    groups = int(codes.max()) + 1
+    if groups < 2:
+        return 0.0
+    totals = bootstrap.cluster_sums(left, codes)
+    return groups / (groups - 1) * float((totals**2).sum()) / (tasks**2 * runs * (runs - 1))
+
+
+def _resampled(arms: Sequence[Floats], clusters: Clusters, crossed: _Crossed) -> tuple[float, float] | None:
+    """The crossed bootstrap's interval of one arm's mean, or of the difference of two; None below 10 seeds.
+
+    Percentiles at the level where a normal spread would be as wide as t x the standard error of `_crossed`: plain
+    95% percentiles are too narrow with ten seeds (Hesterberg, The American Statistician 69 (2015) 371), and
+    resampling answers counts their own noise three times (Owen 2007). None too where nothing varies.
+    """
+    if min(map(len, arms)) < SEEDS_TO_RESAMPLE or crossed.groups < TASKS_TO_RESAMPLE or crossed.variance <= 0:
+        return None
+    codes = _cluster_codes(clusters, arms[0].shape[1])
+    drawn = bootstrap.crossed_means(arms, codes)
+    of_interest = drawn[0] - drawn[1] if len(arms) == 2 else drawn[0]
+    spread = float(of_interest.std(ddof=1))
+    if spread <= 1e-9:
+        return None
+    level = float(special.ndtr(-_t(crossed.df) * math.sqrt(crossed.variance) / spread))
+    low, high = np.quantile(of_interest, [level, 1 - level])
+    return float(low), float(high)
 
 
 def _t(df: float) -> float:
-    return float(stats.t.ppf(1 - ALPHA / 2, df))
+    return float(special.stdtrit(df, 1 - ALPHA / 2))
 
 
 def _wilson(p: float, size: float, df: float) -> tuple[float, float]:
@@ -312,113 +405,6 @@ def _wilson(p: float, size: float, df: float) -> tuple[float, float]:
 # --- comparisons ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The difference a - b, what it stands on, and what it entitles us to say.
-
-    unit `seeds`: two arms. `seeds+tasks`: an arm against something without a seed (`n_b` is None).
-    `tasks`: two checkpoints. low, high, df and p are None where one seed cannot give them. `exact_p` is None
-    where it does not apply or would need too many regroupings; `exact_p_least` is the least it could be.
-    """
-
-    a: str
-    b: str
-    difference: float
-    n_a: int
-    n_b: int | None
-    unit: str
-    low: float | None = None
-    high: float | None = None
-    df: float | None = None
-    p: float | None = None
-    p_holm: float | None = None
-    exact_p: float | None = None
-    exact_p_least: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """`one seed`, `helps`, `hurts` or `cannot tell`, in this order of precedence."""
-        if self.p is None:
-            return "one seed"
-        if self.deciding_p >= ALPHA:
-            return "cannot tell"
-        return "helps" if self.difference > 0 else "hurts"
-
-    @property
-    def deciding_p(self) -> float:
-        """Holm's value where several comparisons were corrected together, else the p of the test itself."""
-        if self.p is None:
-            raise BadInput(f"{self.a} against {self.b} rests on one seed: there is no p.")
-        return self.p if self.p_holm is None else self.p_holm
-
-    @property
-    def sentence(self) -> str:
-        """The verdict as one honest sentence."""
-        if self.verdict == "one seed":
-            return (
-                f"One seed cannot carry a claim about an arm: {self.a} minus {self.b} is "
-                f"{_signed(self.difference)} ({self.of}). Train at least three seeds."
-            )
-        numbers = f"{self.interval} ({self.of}; {self._tests})"
-        if self.verdict == "cannot tell":
-            return f"Cannot tell whether {self.a} differs from {self.b}: {numbers}.{self._caution}"
-        better = "better" if self.verdict == "helps" else "worse"
-        return f"{self.a} scores {better} than {self.b}: {numbers}.{self._caution}"
-
-    @property
-    def interval(self) -> str:
-        """`+0.27 [-0.07, +0.61]`, the ends rounded outwards: it never prints more than was found."""
-        if self.low is None or self.high is None:
-            return _signed(self.difference)
-        low, high = math.floor(self.low * 100 + 1e-9) / 100, math.ceil(self.high * 100 - 1e-9) / 100
-        return f"{_signed(self.difference)} [{_signed(low)}, {_signed(high)}]"
-
-    @property
-    def of(self) -> str:
-        """What it stands on: `3 seeds against 3`, `300 tasks, paired`, `3 seeds against a fixed score`."""
-        if self.unit == "tasks":
-            return f"{_count(self.n_a, 'task')}, paired"
-        return f"{_count(self.n_a, 'seed')} against {'a fixed score' if self.n_b is None else self.n_b}"
-
-    @property
-    def _tests(self) -> str:
-        parts = [f"{'Welch ' if self.unit == 'seeds' else ''}p {_p(self.p)}"]
-        if self.p_holm is not None and self.p_holm != self.p:
-            parts.append(f"{_p(self.p_holm)} after Holm's correction")
-        if self.exact_p is not None:
-            parts.append(f"exact p {_p(self.exact_p)}")
-            if self.exact_p_least is not None and self.exact_p_least >= 0.01:
-                parts.append(f"which so few seeds cannot take below {_p(self.exact_p_least)}")
-        return ", ".join(parts)
-
-    @property
-    def _caution(self) -> str:
-        seeds = min(n for n in (self.n_a, self.n_b) if n is not None)
-        if self.unit == "tasks":
-            return " This speaks of these two checkpoints, not of how they were trained."
-        if seeds >= SEEDS_TO_TRUST_WELCH or self.verdict == "cannot tell":
-            return ""
-        return (
-            " With so few seeds this errs more often than 1 in 20 where some seeds learn and others do not."
-        )
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """All fields, the verdict and the sentence, ready for results.json."""
-        numbers = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return numbers | {"verdict": self.verdict, "sentence": self.sentence}
-
-
-def _signed(value: float) -> str:
-    return f"{value + 0.0:+.2f}"
-
-
-def _p(p: float | None) -> str:
-    if p is None:
-        return "unknown"
-    return "below 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-
-
 def compare_arms(
     a_seed_means: Sequence[float], b_seed_means: Sequence[float], a: str = "a", b: str = "b"
 ) -> Comparison:
@@ -434,11 +420,13 @@ def compare_arms(
     found = Comparison(a, b, difference, len(first), len(second), "seeds")
     if min(len(first), len(second)) < 2:
         return found
-    low, high, df, p = _welch(first, second)
+    low, high, df, p, error = _welch(first, second)
     if min(first.min(), second.min()) >= 0 and max(first.max(), second.max()) <= 1:
         low, high = max(-1.0, low), min(1.0, high)  # two shares cannot lie further apart
     exact_p, least = exact_permutation_p(first, second)
-    return replace(found, low=low, high=high, df=df, p=p, exact_p=exact_p, exact_p_least=least)
+    sd_a, sd_b = float(first.std(ddof=1)), float(second.std(ddof=1))
+    found = replace(found, low=low, high=high, df=df, p=p, error=error, sd_a=sd_a, sd_b=sd_b)
+    return replace(found, exact_p=exact_p, exact_p_least=least)
 
 
 def compare_with_fixed(
@@ -447,13 +435,17 @@ def compare_with_fixed(
     """An arm, (runs, tasks, ...), against a score without a seed, (1, tasks, ...), on the same tasks.
 
     Paired on tasks: the differences are a crossed design, with the variance and the degrees of freedom of
-    `rate_over_seeds` and a plain t interval. It speaks of new seeds and new tasks. One run: `one seed`.
+    `rate_over_seeds` and a plain t interval; `over_tasks` is the same, from 10 seeds on the crossed bootstrap's.
+    Both speak of new seeds and new tasks. One run: `one seed`.
     """
     differences, clusters = _paired(_in_unit_interval(runs), _in_unit_interval(fixed), clusters)
     found = Comparison(a, b, float(differences.mean()), len(differences), None, "seeds+tasks")
     if len(differences) < 2:
         return found
     crossed = _crossed(differences, clusters, spread=0.0)
+    over_tasks = _ends(found.difference, [differences], clusters, crossed)
+    sd_a, task_error = float(differences.mean(1).std(ddof=1)), math.sqrt(crossed.left)
+    found = replace(found, sd_a=sd_a, task_error=task_error, over_tasks=over_tasks)
     return _t_test(found, crossed.variance, crossed.df)
 
 
@@ -469,7 +461,149 @@ def compare_checkpoints(
         raise BadInput(f"compare_checkpoints was given {len(differences)} runs; expected one on each side.")
     variance, df, _ = _task_variance(differences[0], clusters, spread=0.0)
     n = differences.shape[1]
-    return _t_test(Comparison(a, b, float(differences.mean()), n, n, "tasks"), variance, df)
+    found = Comparison(a, b, float(differences.mean()), n, n, "tasks", sd_a=math.sqrt(variance * n))
+    return _t_test(found, variance, df)
+
+
+def crossed_difference(
+    outcomes_a: ArrayLike, outcomes_b: ArrayLike, clusters: Clusters = None
+) -> Ends | None:
+    """The interval of the difference of two arms for new seeds AND new tasks; (runs, tasks, ...) on the same tasks.
+
+    `compare_arms` decides, on these tasks; this is for figures. Below 10 seeds an arm (or 20 tasks): t with
+    Satterthwaite's degrees of freedom over both arms' seeds and the paired tasks; from there on the crossed
+    bootstrap, one draw of tasks for all seeds of both arms. None where an arm has one seed, or tasks do not vary.
+    """
+    a, b = task_means(_in_unit_interval(outcomes_a)), task_means(_in_unit_interval(outcomes_b))
+    if a.shape[1] != b.shape[1]:
+        raise BadInput(f"arms on {a.shape[1]} and {b.shape[1]} tasks were given; expected the same tasks.")
+    there = np.asarray(np.isfinite(a).all(0) & np.isfinite(b).all(0))
+    if min(len(a), len(b)) < 2 or not there.any():
+        return None
+    a, b, clusters = a[:, there], b[:, there], _kept(clusters, there)
+    crossed = _crossed_difference(a, b, clusters)
+    return _ends(float(a.mean() - b.mean()), [a, b], clusters, crossed)
+
+
+def _ends(difference: float, arms: Sequence[Floats], clusters: Clusters, crossed: _Crossed) -> Ends | None:
+    """The interval of a difference for new seeds and new tasks; None where tasks cannot say how they vary."""
+    if (ends := _resampled(arms, clusters, crossed)) is not None:
+        return Ends(*ends, "bootstrap")
+    if not crossed.df > 0:
+        return None
+    half = _t(crossed.df) * math.sqrt(crossed.variance)
+    return Ends(max(-1.0, difference - half), min(1.0, difference + half), "t")
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """How far one evaluation of an unchanged model lies from the next: its standard deviation, and how well known."""
+
+    sd: float
+    df: float
+
+    def between(self, a: int = 1, b: int = 1) -> float:
+        """The difference between means of a and of b evaluations that 19 of 20 pairs stay within."""
+        return _t(self.df) * self.sd * math.sqrt(1 / a + 1 / b)
+
+
+def noise_floor(*repeats: Sequence[float]) -> NoiseFloor | None:
+    """The floor from the scores of the untrained base evaluated again and again (each argument: one condition).
+
+    Variances are pooled with their degrees of freedom. None from fewer than three evaluations of one condition:
+    the floor would be 12.7 standard deviations, known from one difference.
+    """
+    again = [np.asarray(scores, dtype=np.float64) for scores in repeats if len(scores) > 1]
+    df = float(sum(len(scores) - 1 for scores in again))
+    if df < 2:
+        return None
+    return NoiseFloor(math.sqrt(sum(float(scores.var(ddof=0)) * len(scores) for scores in again) / df), df)
+
+
+def with_noise(found: Comparison, floor: NoiseFloor | None) -> Comparison:
+    """The comparison with the noise floor of its difference: each seed was evaluated once."""
+    if floor is None or found.p is None:
+        return found
+    a, b = (1, 1) if found.unit == "tasks" else (found.n_a, found.n_b or 1)
+    return replace(found, noise=floor.between(a, b))
+
+
+def with_margin(found: Comparison, margin: float | None) -> Comparison:
+    """The comparison judged against the smallest difference that matters to the user, such as 0.03.
+
+    Adds the p of two one-sided t tests (Schuirmann, J. Pharmacokinetics and Biopharmaceutics 15 (1987) 657: the
+    larger of the two) with the error and degrees of freedom of the deciding test, and the units needed
+    (`_needed`). Never uses the difference that was seen to say how many seeds it takes.
+    """
+    if margin is None:
+        return found
+    if isinstance(margin, bool) or not 0 < margin < 1:
+        raise BadInput(
+            f"margin = {margin}: expected a difference of scores above 0 and below 1, such as 0.03"
+        )
+    found = replace(found, margin=float(margin), equivalence_p=None, equivalence_p_holm=None, needed=None)
+    return replace(found, equivalence_p=equivalence_p(found, margin), needed=_needed(found, margin))
+
+
+def equivalence_p(found: Comparison, margin: float) -> float | None:
+    """The larger p of the two one-sided tests that the difference lies inside the margin; None from one seed."""
+    if found.p is None or found.error is None or not found.df:
+        return None
+    if found.error <= 1e-12:
+        return 0.0 if abs(found.difference) < margin else 1.0
+    return float(special.stdtr(found.df, (abs(found.difference) - margin) / found.error))
+
+
+def _needed(found: Comparison, margin: float) -> Needed | None:
+    """Units an arm that find a true difference of `margin` with power 0.8 at 0.05, as a range.
+
+    The range is over the 95% chi-square interval of the standard deviation seen between units. Power: noncentral
+    t. For `seeds+tasks` the tasks' part stays as it is, for `tasks` the pairs are what is added.
+    """
+    a, b = (found.sd_a or 0.0) ** 2, (found.sd_b or 0.0) ** 2
+    if not found.error or not found.df or a + b == 0:
+        return None
+    if found.unit == "seeds":
+        assert found.n_b is not None
+        sd_df = (a + b) ** 2 / (a**2 / (found.n_a - 1) + b**2 / (found.n_b - 1))
+        shape, fixed = (a + b) ** 2 / (a**2 + b**2), 0.0
+    else:
+        sd_df = found.df if found.unit == "tasks" else found.n_a - 1.0
+        shape, fixed = 1.0, (found.task_error or 0.0) ** 2
+    ends = [sd_df / float(stats.chi2.ppf(level, sd_df)) for level in (1 - ALPHA / 2, ALPHA / 2)]
+    fewest, most = (_least(margin, scale * (a + b), shape, fixed) for scale in ends)
+    return Needed(fewest, most, "tasks" if found.unit == "tasks" else "seeds")
+
+
+def _least(margin: float, variance: float, shape: float, fixed: float) -> int | None:
+    """The least n with power 0.8 where the difference has the variance `variance`/n + fixed; None beyond 1e6."""
+
+    def enough(n: int) -> bool:
+        total = variance / n + fixed
+        df = min(
+            (n - 1) * shape * (total * n / variance) ** 2, 1e9
+        )  # Satterthwaite: only the seeds' part is uncertain
+        return _power(margin / math.sqrt(total), df) >= POWER
+
+    high = 2
+    while not enough(high):
+        high *= 2
+        if high > MOST_NEEDED:
+            return None
+    low = max(2, high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return high
+
+
+def _power(shift: float, df: float) -> float:
+    """How often a two-sided t test at 0.05 sees a true difference of `shift` standard errors, in its direction."""
+    if shift > 30:
+        return 1.0
+    if df > 1e4:
+        return float(special.ndtr(shift - _t(df)))
+    return float(1 - special.nctdtr(df, shift, _t(df)))
 
 
 def exact_permutation_p(a: ArrayLike, b: ArrayLike) -> tuple[float | None, float]:
@@ -484,12 +618,19 @@ def exact_permutation_p(a: ArrayLike, b: ArrayLike) -> tuple[float | None, float
     least = (2 if len(first) == len(second) else 1) / regroupings
     if regroupings > MOST_REGROUPINGS:
         return None, least
-    chosen = np.array(list(combinations(range(len(pooled)), len(first))))  # (regroupings, seeds of a)
+    chosen = _regroupings(len(pooled), len(first))
     sums = pooled[chosen].sum(1)
     differences = sums / len(first) - (pooled.sum() - sums) / len(second)
     slack = 1e-9 * max(1.0, float(np.abs(pooled).max()))
     extreme = np.abs(differences) >= abs(first.mean() - second.mean()) - slack
     return float(extreme.mean()), least
+
+
+@lru_cache(maxsize=4)
+def _regroupings(seeds: int, of_a: int) -> NDArray[np.int8]:
+    """(regroupings, seeds of a)."""
+    flat = chain.from_iterable(combinations(range(seeds), of_a))
+    return np.fromiter(flat, dtype=np.int8, count=math.comb(seeds, of_a) * of_a).reshape(-1, of_a)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -507,7 +648,12 @@ def correct(comparisons: Iterable[Comparison]) -> list[Comparison]:
     """The comparisons of one study, corrected together; those of one seed test nothing and do not count."""
     given = list(comparisons)
     corrected = iter(holm([found.p for found in given if found.p is not None]))
-    return [found if found.p is None else replace(found, p_holm=next(corrected)) for found in given]
+    given = [found if found.p is None else replace(found, p_holm=next(corrected)) for found in given]
+    inside = iter(holm([found.equivalence_p for found in given if found.equivalence_p is not None]))
+    return [
+        found if found.equivalence_p is None else replace(found, equivalence_p_holm=next(inside))
+        for found in given
+    ]
 
 
 def _seed_means(means: Sequence[float], name: str) -> Floats:
@@ -532,28 +678,29 @@ def _paired(runs: ArrayLike, fixed: ArrayLike, clusters: Clusters) -> tuple[Floa
     return differences[:, there], _kept(clusters, there)
 
 
-def _welch(a: Floats, b: Floats) -> tuple[float, float, float, float]:
-    """low, high, degrees of freedom and two-sided p."""
+def _welch(a: Floats, b: Floats) -> tuple[float, float, float, float, float]:
+    """low, high, degrees of freedom, two-sided p and the standard error."""
     difference = float(a.mean() - b.mean())
     of_a, of_b = (float(x.var(ddof=1)) / len(x) if np.ptp(x) > 1e-12 else 0.0 for x in (a, b))
     if of_a + of_b == 0:
         equal = abs(difference) <= 1e-12
-        return difference, difference, len(a) + len(b) - 2.0, 1.0 if equal else 0.0
+        return difference, difference, len(a) + len(b) - 2.0, 1.0 if equal else 0.0, 0.0
     df = (of_a + of_b) ** 2 / (of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1))
     error = math.sqrt(of_a + of_b)
     half = _t(df) * error
-    return difference - half, difference + half, df, float(2 * stats.t.sf(abs(difference) / error, df))
+    p = float(2 * special.stdtr(df, -abs(difference) / error))
+    return difference - half, difference + half, df, p, error
 
 
 def _t_test(found: Comparison, variance: float, df: float) -> Comparison:
     """The comparison with a plain t interval and its p; the limit where nothing varies."""
     if df == 0:
-        return replace(found, low=-1.0, high=1.0, df=df, p=1.0)
+        return replace(found, low=-1.0, high=1.0, df=df, p=1.0, error=math.sqrt(variance))
     error = math.sqrt(variance)
     if error <= 1e-12:
         p = 1.0 if abs(found.difference) <= 1e-12 else 0.0
-        return replace(found, low=found.difference, high=found.difference, df=df, p=p)
+        return replace(found, low=found.difference, high=found.difference, df=df, p=p, error=0.0)
     half = _t(df) * error
-    p = float(2 * stats.t.sf(abs(found.difference) / error, df))
+    p = float(2 * special.stdtr(df, -abs(found.difference) / error))
     low, high = max(-1.0, found.difference - half), min(1.0, found.difference + half)
-    return replace(found, low=low, high=high, df=df, p=p)
+    return replace(found, low=low, high=high, df=df, p=p, error=error)

@@ -179,7 +179,8 @@ class Study:
         return condition.name in ("base_open", "base_closed", f"trained_{condition.arm}")
 
     def as_toml(self) -> str:
-        parts = [f"seeds = {list(self.seeds)}\n", "[run]\n" + toml_table(self.config.as_dict())]
+        run = {key: value for key, value in self.config.as_dict().items() if key != "seed"}
+        parts = [f"seeds = {list(self.seeds)}\n", "[run]\n" + toml_table(run)]
         parts += [f"[arms.{name}]\n" + toml_table(table) for name, table in self.arms.items()]
         parts += [
             "[evaluate]\n" + toml_table({f.name: getattr(self.evaluate, f.name) for f in fields(Evaluate)})

@@ -210,7 +210,7 @@ class ChatFormat:
             said_to_user = longer[len(first)]
         except Exception as error:
             longer, said_to_user = [], self._piece_after_said(opening)
-            reason = f"its chat template does not render the roles {roles} in order: {error}"
+            reason = f"its chat template cannot tell a longer chat ({error})"
         else:
             reason = (
                 "its chat template changes earlier turns when a chat grows, so ids would not be append-only"
@@ -229,10 +229,12 @@ class ChatFormat:
         )
 
     def _piece_after_said(self, opening: list[str]) -> str:
-        try:
-            return self._pieces([*opening, "assistant"])[-1]
-        except Exception:  # then only the tokenizer's own end token is known
-            return ""
+        for roles in ([*opening, "assistant"], ["user", "assistant"]):
+            try:
+                return self._pieces(roles)[-1]
+            except Exception:  # then the next; or only the tokenizer's own end token is known
+                continue
+        return ""
 
     @staticmethod
     def _difference(ours: Sequence[int], theirs: Sequence[int]) -> str:

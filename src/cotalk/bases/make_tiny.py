@@ -5,7 +5,8 @@ Everything that decides the result stands in tiny.toml. The steps:
 1. tokenizer: byte-level BPE over the list of words and of the numbers 0..149, so that each of them is one token (with
    and without the space before it) and any other text still encodes;
 2. text: rows from tiny_text.py, each seen once;
-3. training: next-token loss on what the learned seat says, a warm-up, then the rate falls linearly to 0;
+3. training: next-token loss on what the learned seat says, in the text's own order (stages: reckoning first), a warm-up, then
+   the rate falls linearly to 0;
 4. measurements: the base plays puzzles of a seed of its own, sampled at temperature 1, alone and in chats;
 5. a directory that transformers' Auto classes open, with a model card that holds those measurements.
 
@@ -19,11 +20,11 @@ import hashlib
 import json
 import math
 import multiprocessing
-import re
+import os
+import platform
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from cotalk.bases import tiny_text
+import cotalk
+from cotalk.base import pick_device
+from cotalk.bases.tiny_card import card, measure
 from cotalk.bases.tiny_text import NUMBERS, Settings, shard, words
 from cotalk.errors import BadInput
-from cotalk.puzzles import TEXT_SEED, generate, reserved
-from cotalk.task import Task
+from cotalk.puzzles import TEXT_SEED, reserved
 from cotalk.view import ChatFormat
 
 SETTINGS = Path(__file__).parent / "tiny.toml"
@@ -49,6 +51,77 @@ MEASURE_SEED = TEXT_SEED + 9_000_000  # puzzles that the card's numbers are meas
 SHARD = 2000
 
 Say = Callable[[str], None]
+
+
+def make(out: Path, settings: Path | None, device: str, console: Any) -> None:
+    """`cotalk base tiny`: makes the base and writes it to `out`, telling the console how it goes."""
+    table = read_settings(settings or SETTINGS)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out")
+    build(table, out, pick_device(device), lambda line: console.print(line, highlight=False, markup=False))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """tiny.toml, or another file of its shape."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {SETTINGS}") from error
+    except ValueError as error:
+        raise BadInput(f"settings {path} is no TOML: {error}") from error
+    wanted = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
+    for name, inner in [("", wanted), *((n, wanted[n]) for n in ("model", "training", "text"))]:
+        given = table if not name else table.get(name, {})
+        if set(given) != set(inner):
+            where = f"[{name}]" if name else "the top"
+            raise BadInput(
+                f"settings {path}, {where}: missing {sorted(set(inner) - set(given))}, unknown "
+                f"{sorted(set(given) - set(inner))}; expected the keys of {SETTINGS}"
+            )
+    return table
+
+
+def build(table: dict[str, Any], out: Path, device: str, say: Say, workers: int | None = None, tasks: int = 400) -> dict:
+    """All five steps. Returns the measurements."""
+    began = time.monotonic()
+    settings, seed = Settings.read(table["text"]), table["seed"]
+    tokenizer = make_tokenizer()
+    form = ChatFormat(tokenizer, "short")
+    say(f"tokenizer: {len(tokenizer)} entries")
+    text, dropped = make_text(settings, form, table["training"]["rows"], workers or os.cpu_count() or 1, say)
+    say(f"text: {len(text):,} rows, {dropped} puzzles dropped (they are of train, dev or held-out)")
+    model = make_model(table["model"], tokenizer, seed).to(device)
+    a_step = pretrain(model, text, table["training"], seed, say)
+    with torch.no_grad():
+        model.model.norm.weight.div_(table["training"]["sharpen"])
+    seconds = time.monotonic() - began
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    say("measuring")
+    measured = measure(model, form, MEASURE_SEED, tasks)
+    about = {
+        "wording": "short",
+        "view": "dialogue",
+        "made_by": f"cotalk {cotalk.__version__}, `cotalk base tiny`",
+        "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
+        "seed": seed,
+        "text_seed": TEXT_SEED,
+        "measure_seed": MEASURE_SEED,
+        "rows": len(text),
+        "tokens": int(sum(len(ids) for ids, _ in text)),
+        "dropped_puzzles": dropped,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "made_on": torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores",
+        "seconds": round(seconds),
+        "seconds_a_step": round(a_step, 4),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "measured": {name: [round(x, 4) for x in (r.mean, r.low, r.high)] + [r.n] for name, r in measured.items()},
+    }
+    (out / "cotalk_base.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(card(about, table, measured), encoding="utf-8")
+    say(f"wrote {out} after {time.monotonic() - began:.0f} s")
+    return measured
 
 
 # --- tokenizer ---
@@ -93,9 +166,9 @@ def _word_list(pre_tokenizer: Any) -> list[str]:
 
 def make_text(settings: Settings, form: ChatFormat, rows: int, workers: int, say: Say) -> tuple[list, int]:
     """All rows as (ids, learned) arrays, in order, and the number of dropped puzzles. Workers change nothing but time."""
-    kept_back, jobs = reserved(), range(math.ceil(rows / SHARD))
+    shards = math.ceil(rows / SHARD)
     out, dropped = [], 0
-    for number, (part, lost) in enumerate(_shards(settings, form, kept_back, jobs, workers), start=1):
+    for number, (part, lost) in enumerate(_shards(settings, form, shards, workers), start=1):
         out += part
         dropped += lost
         if number % 20 == 0:
@@ -103,14 +176,14 @@ def make_text(settings: Settings, form: ChatFormat, rows: int, workers: int, say
     return out[:rows], dropped
 
 
-def _shards(settings: Settings, form: ChatFormat, kept_back: frozenset[str], jobs: range, workers: int) -> Iterator:
-    state = (settings, form, kept_back)
+def _shards(settings: Settings, form: ChatFormat, shards: int, workers: int) -> Iterator:
+    state = (settings, form, reserved(), shards)
     if workers < 2:
-        yield from (_arrays(*state, job) for job in jobs)
+        yield from (_arrays(*state, number) for number in range(shards))
         return
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, initializer=_remember, initargs=state) as pool:
-        yield from pool.imap(_remembered_arrays, jobs)
+        yield from pool.imap(_remembered_arrays, range(shards))
 
 
 _state: tuple = ()
@@ -118,16 +191,19 @@ _state: tuple = ()
 
 def _remember(*state: Any) -> None:
     global _state
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one thread
     torch.set_num_threads(1)
     _state = state
 
 
-def _remembered_arrays(job: int) -> tuple[list, int]:
-    return _arrays(*_state, job)
+def _remembered_arrays(number: int) -> tuple[list, int]:
+    return _arrays(*_state, number)
 
 
-def _arrays(settings: Settings, form: ChatFormat, kept_back: frozenset[str], job: int) -> tuple[list, int]:
-    rows, dropped = shard(settings, form, kept_back, TEXT_SEED, job, SHARD)
+def _arrays(
+    settings: Settings, form: ChatFormat, kept_back: frozenset[str], shards: int, number: int
+) -> tuple[list, int]:
+    rows, dropped = shard(settings, form, kept_back, TEXT_SEED, number, shards, SHARD)
     return [(np.array(r.ids, np.int16), np.array(r.learned, bool)) for r in rows], dropped
 
 
@@ -154,33 +230,74 @@ def make_model(table: dict[str, Any], tokenizer: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.generation_config.do_sample, model.generation_config.max_new_tokens = True, 64
+    start_embedding(model, tokenizer, table["embedding_std"], table["number_noise"], seed)
+    decoding = model.generation_config  # plain sampling: nothing that training does not have
+    decoding.do_sample, decoding.temperature, decoding.top_k, decoding.top_p = True, 1.0, 0, 1.0
+    decoding.max_new_tokens = 64
     return model
 
 
-def batches(text: Sequence, size: int, seed: int) -> Iterator[list]:
-    """Each row once: rows of like length together (a batch is padded to its longest), batches in a drawn order."""
-    random = np.random.default_rng((seed, len(text)))
-    order = random.permutation(len(text))
-    blocks = []
-    for start in range(0, len(order), 32 * size):
-        block = sorted(order[start : start + 32 * size], key=lambda i: len(text[i][0]))
-        parts = [block[i : i + size] for i in range(0, len(block), size)]
-        blocks += [parts[i] for i in random.permutation(len(parts))]
-    return ([text[i] for i in block] for block in blocks)
+@torch.no_grad()
+def start_embedding(model: Any, tokenizer: Any, std: float, noise: float, seed: int) -> None:
+    """Embeddings start wide, so that tied logits can be sharp; a number's starts as the sum of its digits' vectors.
+
+    With "37" = three tens + seven units + a little of its own, sums of pairs never seen together come out right early:
+    there are 100 pairs of digits to learn, not 10,000 pairs of numbers.
+    """
+    embedding = model.get_input_embeddings().weight
+    random = torch.Generator().manual_seed(seed)
+    embedding.copy_(torch.randn(embedding.shape, generator=random) * std)
+    units, tens, spaced = (torch.randn(n, embedding.shape[1], generator=random) * std for n in (10, 15, 1))
+    for n in NUMBERS:
+        for text in (f"{n}", f" {n}"):
+            (token,) = tokenizer.encode(text, add_special_tokens=False)
+            start = units[n % 10] + tens[n // 10] + (0.5 * spaced[0] if text[0] == " " else 0)
+            embedding[token] = start + noise * embedding[token]
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, then the nearest half-orthogonal matrix (Jordan et al. 2024, "Muon"), matrices of one shape together.
+
+    torch.optim.Muon with the same rule takes them one by one, which on a CPU costs as much as the backward pass.
+    """
+
+    def __init__(self, matrices: Sequence[torch.nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
+        shapes: dict[tuple[int, ...], list[torch.nn.Parameter]] = {}
+        for matrix in matrices:
+            shapes.setdefault(tuple(matrix.shape), []).append(matrix)
+        groups = [{"params": alike} for alike in shapes.values()]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            gradients = torch.stack([p.grad for p in group["params"]])  # (matrices, out, in)
+            mean = self.state[group["params"][0]].setdefault("mean", torch.zeros_like(gradients))
+            mean.lerp_(gradients, 1 - group["momentum"])
+            update = orthogonal(gradients.lerp(mean, group["momentum"]))  # Nesterov
+            rows, columns = update.shape[1:]
+            rate = group["lr"] * max(1, rows / columns) ** 0.5
+            for parameter, direction in zip(group["params"], update, strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=rate)
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Newton-Schulz iterations (Muon's coefficients) towards U V^T of each matrix. (matrices, out, in), bfloat16 inside."""
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = (matrices.mT if tall else matrices).bfloat16()
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.mT
+        x = 3.4445 * x + (-4.775 * square + 2.0315 * square @ square) @ x
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 def optimisers(model: Any, table: dict[str, Any]) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) on the layers' matrices and AdamW on embedding and norms, or AdamW on all."""
+    """Muon on the layers' matrices; AdamW on embedding and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    decay = table["weight_decay"]
-    if table["optimiser"] == "adamw":
-        return [torch.optim.AdamW(matrices + rest, lr=table["lr"], betas=(0.9, 0.98), weight_decay=decay)]
-    if table["optimiser"] != "muon":
-        raise BadInput(f'[training] optimiser = {table["optimiser"]!r}: expected "muon" or "adamw"')
     return [
-        torch.optim.Muon(matrices, lr=table["muon_lr"], weight_decay=decay),
+        Muon(matrices, table["muon_lr"], table["weight_decay"]),
         torch.optim.AdamW(rest, lr=table["lr"], betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
@@ -193,11 +310,12 @@ def pretrain(model: Any, text: Sequence, table: dict[str, Any], seed: int, say: 
     peaks = [group["lr"] for o in chosen for group in o.param_groups]
     model.train()
     began, shown = time.monotonic(), []
-    for step, rows in enumerate(batches(text, table["batch"], seed), start=1):
+    for step in range(1, (steps or total) + 1):
+        rows = text[(step - 1) * table["batch"] : step * table["batch"]]
         rate = min(step / table["warmup"], (total - step + 1) / (total - table["warmup"]))
         for group, peak in zip((g for o in chosen for g in o.param_groups), peaks, strict=True):
             group["lr"] = peak * rate
-        loss = loss_of(model, rows, table["prompt_loss"], device)
+        loss = loss_of(model, rows, table["window"], device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimiser in chosen:
@@ -208,23 +326,40 @@ def pretrain(model: Any, text: Sequence, table: dict[str, Any], seed: int, say: 
             mean = torch.stack(shown).mean().item()
             say(f"step {step:,}/{total:,} loss {mean:.4f} {time.monotonic() - began:.0f} s")
             shown = []
-        if step == steps:
-            break
     model.eval()
     return (time.monotonic() - began) / step
 
 
-def loss_of(model: Any, rows: Sequence, prompt_weight: float, device: Any) -> torch.Tensor:
-    """Mean next-token loss of what is learned, plus `prompt_weight` times that of what is given."""
-    length = max(len(ids) for ids, _ in rows)
-    ids, weight = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length), np.float32)
-    for i, (row, learned) in enumerate(rows):
-        ids[i, : len(row)] = row
-        weight[i, : len(row)] = np.where(learned, 1.0, prompt_weight)
-    tokens, weights = torch.from_numpy(ids).to(device), torch.from_numpy(weight).to(device)
-    states = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state  # (rows, length - 1, width)
-    wanted = weights[:, 1:] > 0
-    logits = model.lm_head(states[wanted])  # only where there is a loss
-    losses = F.cross_entropy(logits.float(), tokens[:, 1:][wanted], reduction="none")
-    chosen = weights[:, 1:][wanted]
-    return (losses * chosen).sum() / (chosen == 1).sum()
+def loss_of(model: Any, rows: Sequence, window: int, device: Any) -> torch.Tensor:
+    """Mean next-token loss of what is learned; rows are packed into windows and do not see each other."""
+    packed = pack(rows, window)
+    ids, learned, row, position = (torch.from_numpy(array).to(device) for array in packed)  # (windows, tokens) each
+    causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=device).tril()
+    mask = (row[:, :, None] == row[:, None, :]) & causal
+    states = model.model(input_ids=ids, attention_mask=mask[:, None], position_ids=position, use_cache=False)
+    targets = learned[:, 1:]
+    logits = model.lm_head(states.last_hidden_state[:, :-1][targets])  # only where there is a loss
+    return F.cross_entropy(logits.float(), ids[:, 1:][targets])
+
+
+def pack(rows: Sequence, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Rows into windows, longest first, each into the first that has room (a longer row widens them all).
+
+    Returns ids, learned, number of the row (0: padding), position in the row; (windows, tokens) each.
+    """
+    window = max(window, *(len(ids) for ids, _ in rows))
+    used: list[int] = []
+    places = []
+    for number in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):
+        size = len(rows[number][0])
+        at = next((w for w, n in enumerate(used) if n + size <= window), len(used))
+        if at == len(used):
+            used.append(0)
+        places.append((number, at, used[at], used[at] + size))
+        used[at] += size
+    ids, row, position = (np.zeros((len(used), window), np.int64) for _ in range(3))
+    learned = np.zeros((len(used), window), bool)
+    for number, at, start, stop in places:
+        ids[at, start:stop], learned[at, start:stop] = rows[number]
+        row[at, start:stop], position[at, start:stop] = number + 1, np.arange(stop - start)
+    return ids, learned, row, position

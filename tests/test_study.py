@@ -1,0 +1,413 @@
+"""Studies: one TOML file, arms x seeds, worker processes or one stack, failures that stay where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotalk import cli, results, study
+from cotalk.config import Config
+from cotalk.errors import BadInput, RunFailed
+from cotalk.evaluate import Pass
+from cotalk.study import Evaluate, Job, Study, begin, prepare, read_study, run_jobs, run_study, study_from
+from toy import SETTINGS, everything, toy_base, toy_grader, toy_tasks
+
+TABLE: dict[str, Any] = {
+    "seeds": [17, 18],
+    "run": {"steps": 2},
+    "arms": {"open": {}, "closed": {"channel": "closed"}},
+    "compare": [{"a": "trained_open", "b": "trained_closed"}],
+}
+
+
+def made(changes: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None) -> Study:
+    return study_from("toy", TABLE | (changes or {}), overrides, None, "toy.toml")
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def test_a_study_is_arms_times_seeds_and_the_base() -> None:
+    found = made()
+    assert [job.name for job in found.jobs()] == ["open-17", "closed-17", "open-18", "closed-18", "base"]
+    assert found.job_config(Job("closed", 18)) == Config(steps=2, channel="closed", seed=18)
+    assert found.job_config(Job()) == Config(steps=2)
+    assert found.compare == (("trained_open", "trained_closed"),)
+
+
+def test_what_each_job_plays_on_the_held_out_tasks() -> None:
+    once, greedy = Pass(chats=2), Pass(chats=1, greedy=True)
+    found = made()
+    assert [(c.name, p) for c, p in found.work(Job("open", 17))] == [
+        ("trained_open", once), ("trained_a_base_b", once), ("base_a_trained_b", once), ("trained_open", greedy),
+    ]  # fmt: skip
+    assert [(c.name, p) for c, p in found.work(Job())] == [
+        ("base_closed", once), ("base_open", once), ("skyline", once), ("floor", once),
+        ("base_open", Pass(1, 2)), ("base_open", Pass(2, 2)), ("base_closed", greedy), ("base_open", greedy),
+    ]  # fmt: skip
+    less = made({"evaluate": {"chats": 1, "repeats": 1, "greedy": False, "partners": False}})
+    assert [c.name for c, _ in less.work(Job("closed", 17))] == ["trained_closed"]
+    assert len(less.work(Job())) == 4
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a key at the top": ({"arm": {}}, r"unknown key 'arm' \(did you mean 'arms'\?\)"),
+    "a key of [run]": ({"run": {"step": 3}}, r"\[run\] unknown key 'step' \(did you mean 'steps'\?\)"),
+    "a key of an arm": ({"arms": {"open": {"chanel": "open"}}}, r"\[arms\.open\] unknown key 'chanel'.*'channel'"),
+    "a key of [evaluate]": ({"evaluate": {"repeat": 3}}, r"unknown key 'repeat' \(did you mean 'repeats'\?\)"),
+    "a key of [[compare]]": ({"compare": [{"a": "base_open", "c": "floor"}]}, "unknown key 'c'"),
+    "half a comparison": ({"compare": [{"a": "base_open"}]}, "expected a and b"),
+    "a number to compare": ({"compare": [{"a": 3, "b": 4}]}, "names of conditions"),
+    "a comparison that is no list": ({"compare": {"a": "x", "b": "y"}}, r"expected \[\[compare\]\]"),
+    "a condition that is not there": (
+        {"compare": [{"a": "trained_opn", "b": "base_open"}]}, r"'trained_opn' \(did you mean 'trained_open'\?\)"),
+    "the base before the trained": ({"compare": [{"a": "base_open", "b": "trained_open"}]}, "the trained one as a"),
+    "a seed twice": ({"seeds": [17, 18, 17]}, "stands twice"),
+    "a seed below 0": ({"seeds": [-1]}, "from 0 on"),
+    "a seed that is no number": ({"seeds": ["17"]}, "list of whole numbers"),
+    "a seed that is true": ({"seeds": [True]}, "list of whole numbers"),
+    "one seed without a list": ({"seeds": 17}, "list of whole numbers"),
+    "no seeds": ({"seeds": []}, "at least one each"),
+    "no arms": ({"arms": {}}, "at least one each"),
+    "a seed in [run]": ({"run": {"seed": 3}}, r"seeds = \[\.\.\.\]"),
+    "a seed in an arm": ({"arms": {"open": {"seed": 3}}}, r"\[arms\.open\] sets seed"),
+    "a base in an arm": ({"arms": {"open": {"base": "tiny"}}}, r"sets base, which belongs to the whole study"),
+    "tasks in an arm": ({"arms": {"open": {"tasks": "gsm8k"}}}, r"sets tasks, which belongs to the whole study"),
+    "another table size": ({"arms": {"open": {"order": "ABCABC"}}}, "same seats in every arm"),
+    "an arm's name": ({"arms": {"my arm": {}}}, "letters, digits and underscores"),
+    "two conditions of one name": ({"arms": {"open": {}, "a_base_b": {}}}, "one name; rename an arm"),
+    "an arm that is no table": ({"arms": {"open": 3}}, r"\[arms\.open\] is 3"),
+    "[run] that is no table": ({"run": 3}, r"\[run\] is 3"),
+    "a value of [run]": ({"run": {"lr": -1.0}}, "lr = -1.0"),
+    "a value of an arm": ({"arms": {"open": {"channel": "ajar"}}}, r"\[arms\.open\] channel = 'ajar'"),
+    "words for a number": ({"evaluate": {"chats": "two"}}, "chats = 'two': expected a whole number"),
+    "a number for true": ({"evaluate": {"greedy": 1}}, "greedy = 1: expected true or false"),
+    "no chats": ({"evaluate": {"chats": 0}}, "at least 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_study_that_cannot_be_run_is_refused_before_it_starts(fault: str) -> None:
+    changes, told = FAULTS[fault]
+    with pytest.raises(BadInput, match=told):
+        made({"compare": []} | changes)
+
+
+def test_files_that_are_no_study_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"expected one of.*quickstart, talk-to-solve"):
+        read_study("quickstrat")
+    (tmp_path / "bad.toml").write_text("seeds = [17")
+    with pytest.raises(BadInput, match="not TOML"):
+        read_study(str(tmp_path / "bad.toml"))
+    with pytest.raises(BadInput, match=r"absent\.toml"):
+        read_study(str(tmp_path / "absent.toml"))
+
+
+def test_overrides_and_seeds_of_the_command_line_go_over_the_file() -> None:
+    assert made(overrides={"steps": 9}).arm("open").steps == 9
+    assert read_study("quickstart", {"lr": 0.5}, [1, 2]).seeds == (1, 2)
+    with pytest.raises(BadInput, match="--seeds"):
+        made(overrides={"seed": 3})
+    with pytest.raises(BadInput, match="did you mean 'steps'"):
+        made(overrides={"stepps": 3})
+
+
+def test_the_shipped_studies_can_be_read_and_written_back(tmp_path: Path) -> None:
+    for path in sorted(study.STUDIES.glob("*.toml")):
+        found = read_study(path.stem)
+        again = tmp_path / path.name
+        again.write_text(found.as_toml())
+        assert read_study(str(again)) == found
+
+
+def test_another_study_in_the_same_directory_is_refused_with_what_differs(tmp_path: Path) -> None:
+    begin(made(), tmp_path)
+    begin(made(), tmp_path)
+    with pytest.raises(BadInput, match=r"\(run, lr differ\).*--out"):
+        begin(made({"run": {"steps": 2, "lr": 0.5}}), tmp_path)
+    with pytest.raises(BadInput, match=r"\(seeds differ\)"):
+        begin(made({"seeds": [17]}), tmp_path)
+    with pytest.raises(BadInput, match=r"\(arms differ\)"):
+        begin(made({"arms": {"open": {"lr": 0.5}, "closed": {"channel": "closed"}}}), tmp_path)
+
+
+def test_runs_of_another_rank_or_layers_get_a_stack_of_their_own() -> None:
+    found = made({"arms": {"open": {}, "closed": {"channel": "closed"}, "wide": {"rank": 64}}})
+    groups = [[job.name for job in group] for group in study._stackable(found, found.jobs())]
+    assert groups == [["open-17", "closed-17", "open-18", "closed-18", "base"], ["wide-17", "wide-18"]]
+
+
+# --- running -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    """A study of two arms and two seeds on the toy base, as a file."""
+    settings = SETTINGS | dict(
+        base=str(toy_base(tmp_path / "base")), tasks=str(toy_tasks(tmp_path / "tasks.jsonl")), device="cpu",
+        grade=toy_grader(tmp_path / "grader.py"), steps=2, message_tokens=3, answer_tokens=4,
+    )  # fmt: skip
+    path = tmp_path / "toy.toml"
+    run = "\n".join(f"{k} = {json.dumps(v)}" for k, v in settings.items())
+    path.write_text(
+        f"seeds = [17, 18]\n[run]\n{run}\n[arms.open]\n[arms.closed]\nchannel = 'closed'\nadapters = 'per_seat'\n"
+        "[evaluate]\nrepeats = 2\n[[compare]]\na = 'trained_open'\nb = 'trained_closed'\n"
+        "[[compare]]\na = 'trained_open'\nb = 'base_open'\n"
+    )
+    return path
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jobs as one stack in this process, as on a GPU: no workers are started."""
+    monkeypatch.setattr(
+        study, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
+    )
+
+
+def files(out: Path) -> dict[str, Any]:
+    """Everything that must not depend on how the jobs were shared out."""
+    runs = {p.name: everything(p) for p in sorted((out / "runs").iterdir())}
+    scores = {str(p.relative_to(out)): p.read_bytes() for p in sorted((out / "scores").rglob("*.jsonl"))}
+    arrays = {p.name: p.read_bytes() for p in sorted((out / "outcomes").glob("*.npz"))}
+    document = json.loads((out / "results.json").read_text())
+    return {"runs": runs, "scores": scores, "arrays": arrays} | {
+        k: document[k] for k in ("conditions", "comparisons", "failed", "config")
+    }
+
+
+CONDITIONS = {
+    "base_open", "base_closed", "skyline", "floor", "trained_open", "trained_closed", "trained_a_base_b",
+    "base_a_trained_b", "trained_closed_a_base_b", "base_a_trained_closed_b",
+}  # fmt: skip
+
+
+GREEDY = {"base_open", "base_closed", "trained_open", "trained_closed"}
+
+
+def test_two_workers_give_what_one_stack_of_all_runs_gives(toml: Path, tmp_path: Path) -> None:
+    """Real processes, two of them, against all runs and the base in one stack: every file, every number."""
+    found = read_study(str(toml))
+    told: list[tuple] = []
+    run_study(found, tmp_path / "two", 2, lambda *what: told.append(what[:4]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            study, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
+        )
+        run_study(found, tmp_path / "one", 1)
+    two, one = files(tmp_path / "two"), files(tmp_path / "one")
+    for part in two:
+        assert two[part] == one[part], part
+    assert {"open-17", "closed-17", "open-18", "closed-18"} == set(two["runs"])
+    assert ("closed-18", "train", 2, 2) in told and ("base", "evaluate", 7, 7) in told
+    _check_results(tmp_path / "two")
+
+
+def _check_results(out: Path) -> None:
+    """The document has issue 2's keys, and its numbers are those of the arrays beside it."""
+    document = results.read(out)  # refuses what is not well formed
+    assert document["schema"] == 1 and document["study"] == "toy" and document["failed"] == {}
+    assert set(document["conditions"]) == CONDITIONS
+    for name, condition in document["conditions"].items():
+        assert condition.keys() >= {"score", "per_seed", "per_seat", "talk", "greedy", "repeats", "label"}
+        assert condition["score"].keys() >= {"mean", "low", "high", "n", "unit"}
+        seeds = {"17", "18"} if "trained" in name else {"base"}
+        assert set(condition["per_seed"]) == seeds
+        assert set(condition["per_seat"]) == ({"A"} if name == "skyline" else {"A", "B"})
+        assert (condition["greedy"] is not None) == (name in GREEDY)
+        with np.load(out / "outcomes" / f"{name}.npz") as arrays:
+            shape = (len(seeds), 3, 2, len(condition["per_seat"]))
+            assert arrays["outcomes"].shape == arrays["strict"].shape == arrays["parsed"].shape == shape
+            assert list(arrays["tasks"]) == ["sum-0", "sum-1", "sum-2"]
+            assert condition["score"]["mean"] == pytest.approx(arrays["outcomes"].mean())
+    assert len(document["conditions"]["base_open"]["repeats"]) == 2
+    assert [(c["a"], c["b"]) for c in document["comparisons"]] == [
+        ("trained_open", "trained_closed"), ("trained_open", "base_open"),
+    ]  # fmt: skip
+    assert document["cost"]["workers"] == 2 and document["cost"]["training_tokens_sampled"] > 0
+
+
+FAILING = """
+from cotalk.methods import GRPO
+
+class Sometimes(GRPO):
+    def __init__(self, config):
+        super().__init__(config)
+        self.seed, self.credits = config.seed, 0
+
+    def credit(self, group):
+        self.credits += 1
+        if self.seed == 18 and self.credits == 3:  # in its second step
+            raise ZeroDivisionError("no luck")
+        super().credit(group)
+"""
+
+
+def test_a_run_that_fails_is_marked_and_retried_alone_while_the_others_finish(
+    toml: Path, tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method = tmp_path / "sometimes.py"
+    method.write_text(FAILING)
+    toml.write_text(toml.read_text().replace("[arms.open]", f"[arms.open]\nmethod = '{method}:Sometimes'"))
+    out = tmp_path / "out"
+    assert cli.main(["study", str(toml), "--out", str(out)]) == 1
+    shown = capsys.readouterr()
+    assert "ZeroDivisionError: no luck" in shown.err and "open-18" in shown.err
+
+    document = results.read(out)
+    assert document["failed"] == {"open-18": "ZeroDivisionError: no luck"}
+    assert set(document["conditions"]["trained_open"]["per_seed"]) == {"17"}
+    assert set(document["conditions"]["trained_closed"]["per_seed"]) == {"17", "18"}
+    reason = json.loads((out / "runs" / "open-18" / "failed.json").read_text())["reason"]
+    assert "no luck" in reason and "sometimes.py" in reason  # with the traceback
+    assert not (out / "runs" / "open-18" / "done.json").exists()
+    before = {name: everything(out / "runs" / name) for name in ("open-17", "closed-17", "closed-18")}
+
+    method.write_text(FAILING.replace("self.credits == 3", "False"))  # repaired; the command is the same
+    told: list[tuple] = []
+    document = run_study(read_study(str(toml)), out, 1, lambda *what: told.append(what[:4]))
+    assert document["failed"] == {} and not list(out.rglob("failed.json"))
+    assert [what for what in told if what[1] == "train"] == [
+        ("open-18", "train", 1, 2),
+        ("open-18", "train", 2, 2),
+    ]
+    assert {name: everything(out / "runs" / name) for name in before} == before
+    assert set(document["conditions"]["trained_open"]["per_seed"]) == {"17", "18"}
+
+
+def test_an_evaluation_that_fails_is_marked_and_its_mark_goes_when_it_succeeds(
+    toml: Path, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base has no training that could take the mark away."""
+    play_pass = study.evaluate
+
+    def sick(evaluation: Any, work: Any) -> Any:
+        if evaluation.run == "base":
+            raise OSError("disk full")
+        return play_pass(evaluation, work)
+
+    monkeypatch.setattr(study, "evaluate", sick)
+    document = run_study(read_study(str(toml)), tmp_path / "out")
+    assert document["failed"] == {"base": "OSError: disk full"}
+    assert (tmp_path / "out" / "runs" / "base" / "failed.json").is_file()
+    assert "base_open" not in document["conditions"] and len(document["comparisons"]) == 1
+    monkeypatch.setattr(study, "evaluate", play_pass)
+    assert run_study(read_study(str(toml)), tmp_path / "out")["failed"] == {}
+    assert not list((tmp_path / "out").rglob("failed.json"))
+
+
+def test_when_every_run_fails_the_study_fails_with_the_reasons(
+    toml: Path, tmp_path: Path, here: None
+) -> None:
+    (tmp_path / "grader.py").write_text("def pay(text, gold):\n    raise ValueError('no grade')\n")
+    with pytest.raises(RunFailed, match=r"every run of study toy failed.*no grade"):
+        run_study(read_study(str(toml)), tmp_path / "out")
+
+
+@pytest.mark.parametrize("key", ["method", "grade"])
+def test_a_file_that_is_not_there_is_bad_input_not_six_failed_runs(
+    key: str, toml: Path, tmp_path: Path, here: None
+) -> None:
+    name = str(tmp_path / "absent.py") + ":Class"
+    with pytest.raises(BadInput, match=r"absent\.py"):
+        run_study(read_study(str(toml), {key: name}), tmp_path / "out")
+
+
+def test_held_out_train_and_dev_share_no_task(toml: Path) -> None:
+    tasks = prepare(read_study(str(toml)).config)
+    names = [{d.task.id for d in part} for part in (tasks.heldout, tasks.train, tasks.dev)]
+    assert [len(n) for n in names] == [3, 8, 2]
+    assert len(set.union(*names)) == 13
+
+
+# --- workers -------------------------------------------------------------------------------------------------
+
+
+def process(exitcode: int | None) -> Any:
+    return SimpleNamespace(exitcode=exitcode)
+
+
+class Told:
+    """A queue of what workers say; then silence."""
+
+    def __init__(self, *what: tuple):
+        self.what = list(what)
+
+    def get(self, timeout: float) -> tuple:
+        if not self.what:
+            raise queue.Empty
+        return self.what.pop(0)
+
+
+def test_a_worker_that_dies_without_a_word_ends_the_study() -> None:
+    with pytest.raises(RunFailed, match="exit code -9"):
+        study._listen([process(-9), process(None)], Told(("end",)), lambda *_: None)
+    with pytest.raises(RunFailed, match="exit code 0"):
+        study._listen([process(0), process(0)], Told(("end",)), lambda *_: None)
+
+
+def test_what_workers_say_is_passed_on() -> None:
+    seen: list[tuple] = []
+    told = Told(
+        ("progress", "open-17", "train"),
+        ("failures", {"a": "x"}),
+        ("end",),
+        ("failures", {"b": "y"}),
+        ("end",),
+    )
+    assert study._listen([process(None)] * 2, told, lambda *what: seen.append(what)) == {"a": "x", "b": "y"}
+    assert seen == [("open-17", "train")]
+    with pytest.raises(BadInput, match="no such base"):
+        study._listen([process(None)], Told(("error", BadInput("no such base"))), lambda *_: None)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()] if found.is_file() else []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc")
+def test_a_study_killed_with_kill_9_leaves_no_worker_behind_and_goes_on_to_the_same_result(
+    toml: Path, tmp_path: Path
+) -> None:
+    """A worker that lived on would write the same files beside those of the next command."""
+    found = read_study(str(toml), {"steps": 24})
+    source = str(Path(study.__file__).parents[1])
+    command = ["study", str(toml), "--out", str(tmp_path / "killed"), "--set", "steps=24"]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "cotalk.cli", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list((tmp_path / "killed").rglob("step-000004.safetensors")):
+        time.sleep(0.01)
+    workers = children(parent.pid)
+    assert len(workers) >= 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    time.sleep(3)  # far less than the work that is left to them
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert not (tmp_path / "killed" / "results.json").exists()
+    run_study(found, tmp_path / "killed", 2)
+    run_study(found, tmp_path / "whole", 1)
+    killed, whole = files(tmp_path / "killed"), files(tmp_path / "whole")
+    for part in whole:
+        assert killed[part] == whole[part], part
+
+
+def test_the_evaluate_table_has_the_settings_of_the_published_evaluation_by_default() -> None:
+    assert Evaluate() == Evaluate(chats=2, repeats=3, greedy=True, partners=True)
