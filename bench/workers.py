@@ -18,7 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cotalk.study import read_study, run_study
+from cotalk.jobs import run_study
+from cotalk.study import read_study
 
 
 def digests(out: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotalk import checks, results, study
+from cotalk import checks, jobs, results, study
 from cotalk.checks import (
     Check,
     Evidence,
@@ -672,9 +672,9 @@ def test_a_real_run_and_a_real_study_leave_what_the_checks_look_at(tmp_path: Pat
     plan = study.study_from(
         "toy", {"run": settings, "arms": {"open": {}, "closed": {"channel": "closed"}}}, None, [1, 2], "toy"
     )
-    out, tasks = tmp_path / "study", study.prepare(plan.config)
-    study.begin(plan, out)
-    assert study.run_jobs(plan, out, tasks, plan.jobs(), lambda *_: None) == {}
-    study.collect(plan, out, tasks, {}, 1.0, 1)
+    out, tasks = tmp_path / "study", jobs.prepare(plan.config)
+    jobs.begin(plan, out)
+    assert jobs.run_jobs(plan, out, tasks, plan.jobs(), lambda *_: None) == {}
+    jobs.collect(plan, out, tasks, {}, 1.0, 1)
     empty = {each.name for each in check(out) if each.n == 0 and each.result == "fail"}
     assert empty == set()

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotalk import cli, results, study
+from cotalk import cli, jobs, results, study
 from cotalk.config import Config
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Pass
-from cotalk.study import Evaluate, Job, Study, begin, prepare, read_study, run_jobs, run_study, study_from
+from cotalk.jobs import begin, prepare, run_jobs, run_study
+from cotalk.study import Evaluate, Job, Study, read_study, study_from
 from toy import SETTINGS, everything, toy_base, toy_grader, toy_tasks
 
 TABLE: dict[str, Any] = {
@@ -145,7 +146,7 @@ def test_another_study_in_the_same_directory_is_refused_with_what_differs(tmp_pa
 
 def test_runs_of_another_rank_or_layers_get_a_stack_of_their_own() -> None:
     found = made({"arms": {"open": {}, "closed": {"channel": "closed"}, "wide": {"rank": 64}}})
-    groups = [[job.name for job in group] for group in study._stackable(found, found.jobs())]
+    groups = [[job.name for job in group] for group in jobs._stackable(found, found.jobs())]
     assert groups == [["open-17", "closed-17", "open-18", "closed-18", "base"], ["wide-17", "wide-18"]]
 
 
@@ -173,7 +174,7 @@ def toml(tmp_path: Path) -> Path:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs as one stack in this process, as on a GPU: no workers are started."""
     monkeypatch.setattr(
-        study, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
+        jobs, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
     )
 
 
@@ -204,7 +205,7 @@ def test_two_workers_give_what_one_stack_of_all_runs_gives(toml: Path, tmp_path:
     run_study(found, tmp_path / "two", 2, lambda *what: told.append(what[:4]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            study, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
+            jobs, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
         )
         run_study(found, tmp_path / "one", 1)
     two, one = files(tmp_path / "two"), files(tmp_path / "one")
@@ -291,19 +292,19 @@ def test_an_evaluation_that_fails_is_marked_and_its_mark_goes_when_it_succeeds(
     toml: Path, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The base has no training that could take the mark away."""
-    play_pass = study.evaluate
+    play_pass = jobs.evaluate
 
     def sick(evaluation: Any, work: Any) -> Any:
         if evaluation.run == "base":
             raise OSError("disk full")
         return play_pass(evaluation, work)
 
-    monkeypatch.setattr(study, "evaluate", sick)
+    monkeypatch.setattr(jobs, "evaluate", sick)
     document = run_study(read_study(str(toml)), tmp_path / "out")
     assert document["failed"] == {"base": "OSError: disk full"}
     assert (tmp_path / "out" / "runs" / "base" / "failed.json").is_file()
     assert "base_open" not in document["conditions"] and len(document["comparisons"]) == 1
-    monkeypatch.setattr(study, "evaluate", play_pass)
+    monkeypatch.setattr(jobs, "evaluate", play_pass)
     assert run_study(read_study(str(toml)), tmp_path / "out")["failed"] == {}
     assert not list((tmp_path / "out").rglob("failed.json"))
 
@@ -353,9 +354,9 @@ class Told:
 
 def test_a_worker_that_dies_without_a_word_ends_the_study() -> None:
     with pytest.raises(RunFailed, match="exit code -9"):
-        study._listen([process(-9), process(None)], Told(("end",)), lambda *_: None)
+        jobs._listen([process(-9), process(None)], Told(("end",)), lambda *_: None)
     with pytest.raises(RunFailed, match="exit code 0"):
-        study._listen([process(0), process(0)], Told(("end",)), lambda *_: None)
+        jobs._listen([process(0), process(0)], Told(("end",)), lambda *_: None)
 
 
 def test_what_workers_say_is_passed_on() -> None:
@@ -367,10 +368,10 @@ def test_what_workers_say_is_passed_on() -> None:
         ("failures", {"b": "y"}),
         ("end",),
     )
-    assert study._listen([process(None)] * 2, told, lambda *what: seen.append(what)) == {"a": "x", "b": "y"}
+    assert jobs._listen([process(None)] * 2, told, lambda *what: seen.append(what)) == {"a": "x", "b": "y"}
     assert seen == [("open-17", "train")]
     with pytest.raises(BadInput, match="no such base"):
-        study._listen([process(None)], Told(("error", BadInput("no such base"))), lambda *_: None)
+        jobs._listen([process(None)], Told(("error", BadInput("no such base"))), lambda *_: None)
 
 
 def children(pid: int) -> list[int]:

@@ -40,14 +40,14 @@ def learned_texts(form: ChatFormat, row) -> list[str]:
 
 
 def test_a_shard_is_the_same_whoever_makes_it(form):
-    assert shard(read(), form, frozenset(), seed=5, number=3, of=9, size=20) == shard(read(), form, frozenset(), 5, 3, 9, 20)
-    assert shard(read(), form, frozenset(), seed=5, number=4, of=9, size=20) != shard(read(), form, frozenset(), 5, 3, 9, 20)
+    assert shard(read(), form, frozenset(), seed=5, number=3, size=20) == shard(read(), form, frozenset(), 5, 3, 20)
+    assert shard(read(), form, frozenset(), seed=5, number=4, size=20) != shard(read(), form, frozenset(), 5, 3, 20)
 
 
 @pytest.mark.parametrize("order", ["ABAB", "AB", "ABABAB", "ABCABC"])
 def test_a_row_is_what_the_same_words_give_in_play(form, order, monkeypatch):
     # The words of a simulated chat are played again through `converse`; the learned seat's last prompt and ids are the row.
-    settings = read(orders={order: 1.0}, closed=0.3)
+    settings = read(rows={"chat": 1.0}, orders={order: 1.0}, closed=0.3)
     for number in range(12):
         said: list[str] = []
         real = Writer.reply
@@ -128,18 +128,13 @@ def test_a_worked_answer_goes_step_by_step(form):
 
 
 def test_sums_learn_the_results_only(form):
-    row = Writer(read(), form, np.random.default_rng(0), frozenset()).row({"sums": 1.0})
+    row = Writer(read(rows={"sums": 1.0}), form, np.random.default_rng(0), frozenset()).row()
     results = learned_texts(form, row)
     assert len(results) == read().sums
     text = form.tokenizer.decode(row.ids)
     first = text.split("So ")[1].split(".")[0]  # such as 66+8=74
     left, right = first.split("=")
     assert eval(left) == int(right) == int(results[0])
-
-
-def test_a_place_in_the_text_has_its_stages_rows():
-    settings = read(stages=[{"share": 0.25, "rows": {"sums": 1.0}}, {"share": 0.75, "rows": {"chat": 1.0}}])
-    assert [list(settings.rows_at(p)) for p in (0, 0.24, 0.25, 0.999)] == [["sums"], ["sums"], ["chat"], ["chat"]]
 
 
 def test_a_reserved_puzzle_is_dropped_and_counted(form):

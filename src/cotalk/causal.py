@@ -188,7 +188,7 @@ def _play_replaced(
 def _write(
     evaluation: Evaluation, condition: Condition, chats: list[Chat], path: Path, about: Sequence[Json]
 ) -> None:
-    grade(chats, evaluation.config.reward, evaluation.grader)
+    grade(chats, evaluation.reward, evaluation.grader)
     first = {"step": None, "condition": condition.name, "repeat": 0}
     lines = [first | chat.as_json() | of for chat, of in zip(chats, about, strict=True)]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)

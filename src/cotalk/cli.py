@@ -125,7 +125,7 @@ class Evaluate:
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
     adapter: Path | None = None
-    """A directory in PEFT's format; none: the untrained base."""
+    """A directory in PEFT's format, or a run's directory; none: the untrained base."""
     repeats: int = 1
     """Times to play all of it, with other random numbers."""
     chats_per_task: int = 2
@@ -154,8 +154,10 @@ class Compare:
     """Print what differs and what it entitles one to say: of a study, of several studies or runs, or of other scores.
 
     Example: cotalk compare runs/quickstart --margin 0.03
-    Example: cotalk compare runs/new runs/old --conditions trained_open
-    Example: cotalk compare --replay examples/published_scores.json
+
+    Two studies: cotalk compare runs/new runs/old --conditions trained_open
+
+    Somebody else's scores: cotalk compare --replay examples/published_scores.json
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
@@ -333,7 +335,7 @@ def _run(study: Any, out: Path, workers: int) -> int:
     from cotalk import report, results
     from cotalk.live import Live
     from cotalk.plan import plan, show
-    from cotalk.study import run_study
+    from cotalk.jobs import run_study
 
     show(plan(study), console)
     with Live(study, console) as live:

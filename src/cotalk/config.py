@@ -62,8 +62,8 @@ class Config:
     temperature: float = 0.9
     """Of sampling, in training and evaluation alike; log-probabilities are of the same distribution."""
 
-    reward: Literal["strict", "lenient"] = "strict"
-    """What counts as right: the last box only, or the whole text where there is no box (published)."""
+    reward: Literal["strict", "lenient", "random"] = "strict"
+    """What is paid: the last box only, or the whole text where there is no box (published); random: a control."""
     grade: str = ""
     """A grader of your own, file.py:function; empty: the built-in one."""
     method: str = "grpo"
@@ -166,6 +166,11 @@ class Config:
         return Rules(
             self.order, self.view, self.channel, self.message_tokens, self.answer_tokens, self.temperature
         )
+
+    @property
+    def graded(self) -> str:
+        """How answers are scored: by the reward's own reading, strictly where the reward knows nothing of them."""
+        return "strict" if self.reward == "random" else self.reward
 
     @property
     def target_layers(self) -> str | list[str]:

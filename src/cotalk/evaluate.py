@@ -47,6 +47,7 @@ class Condition:
     hand: Literal["dealt", "full", "half"] = "dealt"
     trained: str = ""
     arm: str = ""
+    perturbed: bool = False
 
     def rules(self, config: Config) -> Rules:
         """As in training, but for the channel, and a seat alone where the hand is not dealt."""
@@ -128,6 +129,12 @@ class Evaluation:
     own: dict[str, Player]
     grader: Callable[[str, str], Any] | None = None
     progress: Callable[[str], None] = lambda name: None
+    perturbed: Sequence[Deal] = ()
+
+    @property
+    def reward(self) -> str:
+        """What counts as right here: a run trained on chance is still scored on its answers."""
+        return self.config.graded
 
     def path(self, condition: Condition, once: Pass) -> Path:
         return self.directory / "scores" / condition.name / f"{self.run}{once.suffix}.jsonl"
@@ -147,14 +154,14 @@ def play_pass(evaluation: Evaluation, condition: Condition, once: Pass) -> Playi
     if once.greedy:
         rules = replace(rules, temperature=0.0)
     seatings, halves = [], []
-    for task in evaluation.heldout:
+    for task in evaluation.perturbed if condition.perturbed else evaluation.heldout:
         for half, deal in condition.deals(task).items():
             key = (evaluation.seed, "eval", condition.name + half, once.repeat, None, task.task.id)
             players = condition.players(evaluation.own, rules.seats)
             seatings += [Seating(deal, players, number, key) for number in range(once.chats)]
             halves += [half] * once.chats
     chats: list[Chat] = yield from converse(seatings, rules, evaluation.form)
-    grade(chats, evaluation.config.reward, evaluation.grader)
+    grade(chats, evaluation.reward, evaluation.grader)
     about = {"step": None, "condition": condition.name, "repeat": once.repeat}
     lines = [
         about | ({"half": half} if half else {}) | chat.as_json()

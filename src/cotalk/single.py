@@ -27,7 +27,7 @@ from cotalk.methods import method
 from cotalk.results import Score
 from cotalk.run import RunDirectory, read_lines
 from cotalk.stack import drive
-from cotalk.study import prepare
+from cotalk.jobs import prepare
 from cotalk.talk import rates
 from cotalk.train import Run, train
 
@@ -71,11 +71,13 @@ def evaluate_one(
         raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
     tasks = prepare(config)
     base = load_base(config.base, config.dtype, config.device, config.wording)
-    stack = _stack(base, config, 1)
     seats = config.rules.seats
-    if adapter:
-        stack.load(1, adapter)
-    own = {seat: Player("adapter", 1) for seat in seats} if adapter else {}
+    places = adapters_in(adapter, seats) if adapter else {}
+    stack = _stack(base, config, max(1, len(places)))
+    own = {}
+    for k, (where, seated) in enumerate(places.items(), start=1):
+        stack.load(k, where)
+        own |= {seat: Player("adapter", k) for seat in seated}
     condition = Condition(
         "evaluate", str(adapter or "untrained"), config.channel, trained=seats if adapter else ""
     )
@@ -93,7 +95,22 @@ def evaluate_one(
     score = read_score(
         out, condition, {name: None}, tasks.heldout, greedy=greedy, repeats=1 if greedy else repeats
     )
+    score.save(out / "outcomes")
     return _shown(score, out / "scores" / condition.name, console)
+
+
+def adapters_in(path: Path, seats: str) -> dict[Path, str]:
+    """{directory of an adapter: the seats it takes} of an adapter's directory or a run's."""
+    for whole in (path, path / "adapter"):
+        if (whole / "adapter_config.json").is_file():
+            return {whole: seats}
+    apart = {path / f"adapter_{seat}": seat for seat in seats}
+    if all((where / "adapter_config.json").is_file() for where in apart):
+        return apart
+    raise BadInput(
+        f"--adapter {path}: expected a directory in PEFT's format (adapter_config.json), or a run's directory with "
+        f"adapter/ or {', '.join(where.name for where in apart)}/ in it"
+    )
 
 
 def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cotalk.deal import CannotDeal, Deal, deal
 from cotalk.errors import BadInput
@@ -53,6 +53,7 @@ class Tasks:
     dev: list[Deal]
     heldout: list[Deal]
     report: dict[str, Tally]
+    perturbed: list[Deal] = field(default_factory=list)  # held-out tasks with other numbers, where they were asked for
 
 
 def splits(

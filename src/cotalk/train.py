@@ -20,6 +20,7 @@ from cotalk.deal import Deal
 from cotalk.grade import grade_many, team_reward
 from cotalk.learner import Learner
 from cotalk.methods import Group, Method
+from cotalk.perturb import random_rewards
 from cotalk.run import RunDirectory
 from cotalk.sample import generator
 from cotalk.talk import means
@@ -105,7 +106,9 @@ def play(run: Run) -> Playing:
             Seating(g.deal, run.method.seat(g, n, run.players), n, (*key, g.deal.task.id)) for g, n in wanted
         ]
         chats = yield from converse(seatings, run.config.rules, run.form)
-        grade(chats, run.config.reward, run.grader)
+        grade(chats, run.config.graded, run.grader)
+        if run.config.reward == "random":
+            random_rewards(chats, (run.config.seed, "train", run.step))
         for (group, _), chat in zip(wanted, chats, strict=True):
             group.chats.append(chat)
 
@@ -123,7 +126,7 @@ def look(run: Run) -> Playing:
     chats = yield from converse(
         [Seating(d, run.players, 0, (*key, d.task.id)) for d in run.dev], rules, run.form
     )
-    grade(chats, run.config.reward, run.grader)
+    grade(chats, run.config.graded, run.grader)
     lines = [{"step": run.step, "condition": "dev", "repeat": 0, **chat.as_json()} for chat in chats]
     run.directory.append("dev.jsonl", lines)
     run.directory.save_tokens(run.step, chats, "all", name="dev")

@@ -5,8 +5,8 @@ Everything that decides the result stands in tiny.toml. The steps:
 1. tokenizer: byte-level BPE over the list of words and of the numbers 0..149, so that each of them is one token (with
    and without the space before it) and any other text still encodes;
 2. text: rows from tiny_text.py, each seen once;
-3. training: next-token loss on what the learned seat says, in the text's own order (stages: reckoning first), a warm-up, then
-   the rate falls linearly to 0;
+3. training: next-token loss on what the learned seat says, a warm-up, then the rate falls linearly to 0; every batch is a
+   fair mixture of all kinds of rows (batches of rows of like length were far worse: see LAB.md);
 4. measurements: the base plays puzzles of a seed of its own, sampled at temperature 1, alone and in chats;
 5. a directory that transformers' Auto classes open, with a model card that holds those measurements.
 
@@ -92,8 +92,6 @@ def build(table: dict[str, Any], out: Path, device: str, say: Say, workers: int 
     say(f"text: {len(text):,} rows, {dropped} puzzles dropped (they are of train, dev or held-out)")
     model = make_model(table["model"], tokenizer, seed).to(device)
     a_step = pretrain(model, text, table["training"], seed, say)
-    with torch.no_grad():
-        model.model.norm.weight.div_(table["training"]["sharpen"])
     seconds = time.monotonic() - began
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
@@ -166,9 +164,8 @@ def _word_list(pre_tokenizer: Any) -> list[str]:
 
 def make_text(settings: Settings, form: ChatFormat, rows: int, workers: int, say: Say) -> tuple[list, int]:
     """All rows as (ids, learned) arrays, in order, and the number of dropped puzzles. Workers change nothing but time."""
-    shards = math.ceil(rows / SHARD)
     out, dropped = [], 0
-    for number, (part, lost) in enumerate(_shards(settings, form, shards, workers), start=1):
+    for number, (part, lost) in enumerate(_shards(settings, form, math.ceil(rows / SHARD), workers), start=1):
         out += part
         dropped += lost
         if number % 20 == 0:
@@ -177,7 +174,7 @@ def make_text(settings: Settings, form: ChatFormat, rows: int, workers: int, say
 
 
 def _shards(settings: Settings, form: ChatFormat, shards: int, workers: int) -> Iterator:
-    state = (settings, form, reserved(), shards)
+    state = (settings, form, reserved())
     if workers < 2:
         yield from (_arrays(*state, number) for number in range(shards))
         return
@@ -200,10 +197,8 @@ def _remembered_arrays(number: int) -> tuple[list, int]:
     return _arrays(*_state, number)
 
 
-def _arrays(
-    settings: Settings, form: ChatFormat, kept_back: frozenset[str], shards: int, number: int
-) -> tuple[list, int]:
-    rows, dropped = shard(settings, form, kept_back, TEXT_SEED, number, shards, SHARD)
+def _arrays(settings: Settings, form: ChatFormat, kept_back: frozenset[str], number: int) -> tuple[list, int]:
+    rows, dropped = shard(settings, form, kept_back, TEXT_SEED, number, SHARD)
     return [(np.array(r.ids, np.int16), np.array(r.learned, bool)) for r in rows], dropped
 
 

@@ -8,7 +8,7 @@ it talks more than the learned seat does, because only who hears facts can pract
 
 Other rows: the whole problem in one hand (worked out), one hand of a problem alone (a guess), and bare sums.
 
-    rows, dropped = shard(settings, form, reserved, seed=40, number=0, of=100)
+    rows, dropped = shard(settings, form, reserved, seed=40, number=0)
 
 All rates are data (tiny.toml, `[text]`). Left out: training (make_tiny.py), and any view but `dialogue`.
 """
@@ -29,7 +29,7 @@ from cotalk.task import Task
 from cotalk.view import WORDINGS, ChatFormat, Line, Scene
 
 ASKS = ("What do you know?", "What are your facts?")
-IDLES = ("Hello!", "Ok.", "Let us start.", "Good luck!", "I am here.", "Ready.")
+IDLES = ("Hello!", "Ok.", "Let us start.", "Good luck!", "Here we go.", "Ready.")
 TELLS = ("I know: {}", "{}")
 PLEASE = "{} Please use this."
 USE, OWN, COPY, GUESS = "So {}. \\boxed{{{}}}", "I have {0}. \\boxed{{{0}}}", "You say {0}. \\boxed{{{0}}}", "Maybe {}."
@@ -45,12 +45,11 @@ Rates = Mapping[str, float]
 class Settings:
     """`[text]` of tiny.toml.
 
-    stages: one after the other, each with its share of all rows and the share of each kind of row in it ("rows").
-    orders, facts: of chats. closed: share of chats with the channel closed.
+    rows: share of each kind of row. orders, facts: of chats. closed: share of chats with the channel closed.
     habits: seat ("self" or "partner") -> situation ("message", "asked", "told", "pleased", "untold") -> rates.
     """
 
-    stages: Sequence[Mapping[str, Any]]
+    rows: Rates
     orders: Rates
     facts: Rates
     closed: float
@@ -58,9 +57,7 @@ class Settings:
     habits: Mapping[str, Mapping[str, Rates]]
 
     def __post_init__(self) -> None:
-        tables = {f"stages {i}, rows": stage["rows"] for i, stage in enumerate(self.stages, start=1)}
-        tables["shares of stages"] = {str(i): stage["share"] for i, stage in enumerate(self.stages)}
-        tables |= {"orders": self.orders, "facts": self.facts}
+        tables = {"rows": self.rows, "orders": self.orders, "facts": self.facts}
         for seat, situations in self.habits.items():
             for situation, rates in situations.items():
                 known = MESSAGE_HABITS if situation in ("message", "asked") else ANSWER_HABITS
@@ -70,14 +67,6 @@ class Settings:
         for name, rates in tables.items():
             if abs(sum(rates.values()) - 1) > 1e-9 or min(rates.values()) < 0:
                 raise BadInput(f"[text] {name} = {dict(rates)}: expected shares from 0 on that add up to 1")
-
-    def rows_at(self, part: float) -> Rates:
-        """Shares of the kinds of rows at a place in the text, from 0 to below 1."""
-        for stage in self.stages:
-            part -= stage["share"]
-            if part < 0:
-                break
-        return stage["rows"]
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Settings:
@@ -93,12 +82,11 @@ class Row:
 
 
 def shard(
-    settings: Settings, form: ChatFormat, reserved: frozenset[str], seed: int, number: int, of: int, size: int = 2000
+    settings: Settings, form: ChatFormat, reserved: frozenset[str], seed: int, number: int, size: int = 2000
 ) -> tuple[list[Row], int]:
-    """Rows of shard `number` of so many, and how many puzzles were dropped. The same whoever makes it and when."""
+    """Rows of shard `number`, and how many puzzles were dropped. The same whoever makes it and when."""
     writer = Writer(settings, form, np.random.default_rng((seed, number)), reserved)
-    rates = settings.rows_at(number / of)
-    return [writer.row(rates) for _ in range(size)], writer.dropped
+    return [writer.row() for _ in range(size)], writer.dropped
 
 
 class Writer:
@@ -108,8 +96,8 @@ class Writer:
         self.settings, self.form, self.random, self.reserved = settings, form, random, reserved
         self.dropped = 0
 
-    def row(self, rates: Rates) -> Row:
-        kind = self.pick(rates)
+    def row(self) -> Row:
+        kind = self.pick(self.settings.rows)
         if kind == "sums":
             return self.sums()
         facts = int(self.pick(self.settings.facts))
@@ -122,7 +110,7 @@ class Writer:
         if kind == "half":
             held = task.facts[int(self.random.integers(2)) :: 2]
             return self.alone(task, held, self.answer(self.rates("self", "untold"), held, [], task))
-        raise BadInput(f"[text.stages] {kind!r} is no kind of row; expected chat, whole, half or sums")
+        raise BadInput(f"[text.rows] {kind!r} is no kind of row; expected chat, whole, half or sums")
 
     def pick(self, rates: Rates) -> str:
         u, names = self.random.random(), list(rates)

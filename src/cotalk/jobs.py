@@ -1,0 +1,349 @@
+"""Running a study: its jobs, the stack or the worker processes that play them, and results.json out of their files.
+
+A job is a generator that trains one arm with one seed and then plays its held-out conditions (the base's job only
+plays). On a GPU all jobs share one stack in this process. On a CPU, where a tiny model is bound by arithmetic,
+single-thread worker processes take one job after another, each a stack of its own, with the same results. Every
+job's files are its own, so a study resumes as its runs do.
+
+Left out: what a study is (study.py), the schema and statistics of results.json (results.py, stats.py).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import threading
+import time
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cotalk import causal, results
+from cotalk.base import load_base, pick_device
+from cotalk.checks import git_state
+from cotalk.config import Config
+from cotalk.engines import Table
+from cotalk.engines.hf import HfEngine
+from cotalk.errors import BadInput, RunFailed
+from cotalk.evaluate import Evaluation, evaluate, read_score
+from cotalk.grade import load_grader
+from cotalk.learner import Learner
+from cotalk.lora import Stack
+from cotalk.methods import method
+from cotalk.perturb import perturb_deals
+from cotalk.results import Score
+from cotalk.run import RunDirectory, read_lines, write_atomically
+from cotalk.split import Tally, Tasks, splits
+from cotalk.stack import drive
+from cotalk.study import Job, Study, cores
+from cotalk.train import Playing, Run, train
+
+Progress = Callable[[str, str, int, int, dict[str, Any]], None]  # job, phase, done, of, metrics
+
+def prepare(config: Config, perturbed: bool = False) -> Tasks:
+    """Loads and deals the three disjoint sources of a config; `perturbed`: also the held-out with other numbers."""
+    tasks = splits(
+        config.tasks, config.heldout or None, train=config.train_tasks, dev=config.dev_tasks,
+        heldout=config.heldout_tasks, rule=config.rule, seats=config.rules.seats,
+    )  # fmt: skip
+    if not perturbed:
+        return tasks
+    deals, found = perturb_deals(tasks.heldout, config.heldout or config.tasks, config.rule)
+    tally = Tally(len(tasks.heldout), len(deals), found.refused, {})
+    if not deals:
+        raise BadInput(
+            f"[evaluate] perturbed = true, but no held-out task of {config.tasks!r} could be given other numbers "
+            f"({tally}); expected puzzles, gsm_symbolic or GSM8K, whose gold can be made again"
+        )
+    return replace(tasks, perturbed=deals, report={**tasks.report, "perturbed": tally})
+
+
+def run_study(
+    study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None
+) -> results.Json:
+    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good."""
+    began = time.monotonic()
+    begin(study, out)
+    tasks = prepare(study.config, study.evaluate.perturbed)
+    jobs = study.jobs()
+    on_cpu = pick_device(study.config.device) == "cpu"
+    workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
+    if on_cpu:
+        failures = _in_workers(study, out, tasks, jobs, workers, progress)
+    else:
+        failures = run_jobs(study, out, tasks, jobs, progress)
+    return collect(study, out, tasks, failures, time.monotonic() - began, workers)
+
+
+def begin(study: Study, out: Path) -> None:
+    """Writes the study's own file, or refuses a directory that holds another one."""
+    path = out / "study.toml"
+    if path.is_file():
+        before, now = tomllib.loads(path.read_text(encoding="utf-8")), tomllib.loads(study.as_toml())
+        if before != now:
+            differ = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
+            keys = [k for k in now["run"] if before.get("run", {}).get(k) != now["run"][k]]
+            raise BadInput(
+                f"{out} holds a study with other settings ({', '.join([*differ, *keys])} differ). Use another --out, "
+                "or remove it"
+            )
+        return
+    write_atomically(path, f"# study {study.name}, resolved\n" + study.as_toml())
+
+
+def run_jobs(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progress: Progress
+) -> dict[str, str]:
+    """Plays jobs as one stack (one after the other where rank or target layers differ). Returns failures."""
+    failures: dict[str, str] = {}
+    for group in _stackable(study, jobs):
+        failures |= _run_stack(study, out, tasks, group, progress)
+    return failures
+
+
+def _stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        c = study.job_config(job)
+        groups.setdefault((c.rank, c.alpha, c.targets), []).append(job)
+    yield from groups.values()
+
+
+def _run_stack(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], progress: Progress
+) -> dict[str, str]:
+    first = study.job_config(jobs[0])
+    base = load_base(first.base, first.dtype, first.device, first.wording)
+    seats = first.rules.seats
+    per_job = [len(seats) if study.job_config(j).adapters == "per_seat" else 1 for j in jobs if j.arm]
+    stack = Stack(
+        base.model, max(1, sum(per_job)), first.rank, first.alpha, first.target_layers, base.name, base.sha256
+    )
+    engine, failures, at = Table(HfEngine(stack, base.form.end_ids)), {}, 1
+    lives: dict[str, Playing] = {}
+    for job in jobs:
+        config = study.job_config(job)
+        own = {}
+        if job.arm:
+            own = {seat: at + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
+            at = max(own.values()) + 1
+        lives[job.name] = _life(study, out, tasks, job, config, base.form, stack, own, progress)
+
+    def failed(name: str, error: Exception) -> None:
+        if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
+            raise error
+        failures[name] = f"{type(error).__name__}: {error}"
+        RunDirectory(out / "runs" / name).fail(
+            f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
+        )
+
+    drive(lives, engine, failed)
+    return failures
+
+
+def _life(
+    study: Study, out: Path, tasks: Tasks, job: Job, config: Config, form: Any, stack: Stack, own: dict[str, int],
+    progress: Progress,
+) -> Playing:  # fmt: skip
+    """A job from beginning to end: train, then play its conditions on the held-out tasks, once."""
+    grader = load_grader(config.grade) if config.grade else None
+    work = study.work(job)
+    players = {}
+    if job.arm:
+        run = Run(
+            job.name, config, tasks.train, tasks.dev, form, Learner(stack, own, config), method(config),
+            RunDirectory(out / "runs" / job.name), grader,
+            progress=lambda step, m: progress(job.name, "train", step, config.steps, m),
+        )  # fmt: skip
+        yield from train(run)
+        players = run.players
+    knocked, played = study.knockouts(job), [0]
+
+    def told(name: str) -> None:
+        played[0] += 1
+        progress(job.name, "evaluate", played[0], len(work) + len(knocked), {"condition": name})
+
+    seed = config.seed if job.arm else 0
+    evaluation = Evaluation(
+        out, job.name, seed, config, tasks.heldout, form, players, grader, told, perturbed=tasks.perturbed
+    )
+    yield from evaluate(evaluation, work)
+    if knocked:
+        own = study.own_condition(job.arm)
+        yield from causal.play(evaluation, own, knocked, chats=study.evaluate.chats)
+    RunDirectory(out / "runs" / job.name).succeed()
+
+
+# --- worker processes on a CPU -------------------------------------------------------------------------------
+
+
+def _in_workers(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
+) -> dict[str, str]:
+    """Shares the jobs out over single-thread processes; each takes the next one when it is free."""
+    context = multiprocessing.get_context("spawn")
+    owed, told = context.Queue(), context.Queue()
+    for job in [*jobs, *[None] * workers]:
+        owed.put(job)
+    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(threads, "1"))
+    try:
+        processes = [
+            context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)
+        ]
+        for process in processes:
+            process.start()
+    finally:
+        for name, value in threads.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    try:
+        return _listen(processes, told, progress)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+            process.join()
+        for line in (owed, told):  # what a stopped worker left in them is owed again
+            line.close()
+            line.cancel_join_thread()
+
+
+def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str, str]:
+    """Passes progress on until every worker has ended; a worker that dies without a word is an error."""
+    failures: dict[str, str] = {}
+    open_workers = len(processes)
+    while open_workers:
+        try:
+            kind, *what = told.get(timeout=1.0)
+        except queue.Empty:
+            codes = [p.exitcode for p in processes]
+            dead = [code for code in codes if code not in (None, 0)]
+            if dead or None not in codes:  # all ended with 0, and yet not all said so
+                code = dead[0] if dead else 0
+                raise RunFailed(
+                    f"a worker process ended with exit code {code}; the same command goes on"
+                ) from None
+            continue
+        if kind == "progress":
+            progress(*what)
+        elif kind == "failures":
+            failures |= what[0]
+        elif kind == "end":
+            open_workers -= 1
+        elif kind == "error":
+            raise what[0]
+    return failures
+
+
+def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None:
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        while (job := owed.get()) is not None:
+            told.put(
+                ("failures", run_jobs(study, out, tasks, [job], lambda *what: told.put(("progress", *what))))
+            )
+        told.put(("end",))
+    except (BadInput, RunFailed) as error:
+        told.put(("error", error))
+    except KeyboardInterrupt:
+        return
+
+
+def _end_with_parent() -> None:
+    """A worker must not outlive a killed study: the same command would then write the same files beside it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+# --- collecting ----------------------------------------------------------------------------------------------
+
+
+def collect(
+    study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], seconds: float, workers: int
+) -> results.Json:
+    """Reads every pass back from disk, computes every number, writes outcomes/*.npz and results.json."""
+    scores = list(read_scores(study, out, tasks, failures))
+    if not scores:
+        told = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+        raise RunFailed(f"every run of study {study.name} failed ({told}). The same command tries them again")
+    have = {s.condition for s in scores}
+    for score in scores:
+        score.save(out / "outcomes")
+    about = {c.name: {"label": c.label, "arm": c.arm, "channel": c.channel} for c in study.conditions()}
+    document = results.build(
+        study.name, scores, compare=[pair for pair in study.compare if set(pair) <= have],
+        config={"run": study.config.as_dict(), "arms": study.arms, "seeds": list(study.seeds),
+                "evaluate": asdict(study.evaluate),
+                "sampling": f"temperature {study.config.temperature}, full vocabulary, as in training"},
+        cost=cost(study, out, seconds, workers), about=about, margin=study.evaluate.margin or None,
+    )  # fmt: skip
+    document["tasks"] = {name: asdict(tally) for name, tally in tasks.report.items()}
+    document["failed"] = dict(failures)
+    document["git"] = git_state()
+    if tasks.perturbed:
+        document["perturbed"] = {"dealt": len(tasks.perturbed), "refused": tasks.report["perturbed"].refused}
+    document["causal"] = knocked_out(study, out, tasks, failures)
+    results.write(out / "results.json", document)
+    return document
+
+
+def read_scores(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str]) -> Iterator[Score]:
+    clustered = _clustered(study, tasks)
+    for condition in study.conditions():
+        runs = runs_of(study, condition.arm, failures)
+        if not runs:
+            continue
+        repeats = study.evaluate.repeats if condition.name == "base_open" else 1
+        played = tasks.perturbed if condition.perturbed else tasks.heldout
+        yield read_score(out, condition, runs, played, repeats=repeats, clustered=clustered)
+        if study.evaluate.greedy and study.has_greedy(condition):
+            yield read_score(out, condition, runs, played, greedy=True, clustered=clustered)
+
+
+def runs_of(study: Study, arm: str, failures: Mapping[str, str]) -> dict[str, int | None]:
+    """{name of a job: its seed} of an arm (or "", the base), without the failed ones."""
+    return {j.name: j.seed for j in study.jobs() if j.arm == arm and j.name not in failures}
+
+
+def _clustered(study: Study, tasks: Tasks) -> bool:
+    """Whether templates are a sample: those of the built-in puzzles are all that exist."""
+    return study.config.tasks.partition(":")[0] != "puzzles" and any(d.task.template for d in tasks.heldout)
+
+
+def knocked_out(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str]) -> results.Json:
+    """{condition: the effect of every knock-out}, for the arms whose messages were replaced."""
+    found = {}
+    names = [deal.task.id for deal in tasks.heldout]
+    clusters = [deal.task.template for deal in tasks.heldout] if _clustered(study, tasks) else None
+    for arm in study.arms:
+        runs, own = runs_of(study, arm, failures), study.own_condition(arm)
+        which = study.knockouts(Job(arm, study.seeds[0]))
+        if runs and which:
+            effects = causal.effects(out, own, runs, names, clusters=clusters, which=which)
+            found[own.name] = [effect.as_json for effect in effects]
+    return found
+
+
+def cost(study: Study, out: Path, seconds: float, workers: int) -> results.Json:
+    """What a study took. seconds: of this call (a resumed study's earlier calls are not in it)."""
+    steps = [line for job in study.jobs() for line in read_lines(out / "runs" / job.name / "metrics.jsonl")]
+    return {
+        "seconds": round(seconds, 1),
+        "training_seconds": round(sum(line.get("seconds", 0.0) for line in steps), 1),
+        "training_tokens_sampled": int(sum(line.get("tokens", 0) for line in steps)),
+        "device": pick_device(study.config.device),
+        "device_name": torch.cuda.get_device_name() if pick_device(study.config.device) != "cpu" else "CPU",
+        "workers": workers,
+    }
