@@ -74,7 +74,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def deals(n: int) -> list[Deal]:
     made = []
     for i in range(n):
-        facts = (f"Ann has {i + 3} apples and gives half of them away.", f"Bob finds {2 * i + 4} apples more.")
+        facts = (
+            f"Ann has {i + 3} apples and gives half of them away.",
+            f"Bob finds {2 * i + 4} apples more.",
+        )
         task = Task(f"t{i}", "How many apples are there?", str(3 * i + 7), facts)
         made.append(Deal(task, facts, task.question, {"A": facts[:1], "B": facts[1:]}))
     return made
@@ -108,7 +111,15 @@ def main() -> None:
         drive({"bench": train(run)}, Table(HfEngine(stack, form.end_ids)), failed)
         seconds = time.monotonic() - began
     table = RichTable(title=f"{options.shape}, {options.view}, {options.device}", title_justify="left")
-    for column in ("step", "seconds", "tokens sampled", "ratio mean", "ratio min..max", "gap mean", "grad norm"):
+    for column in (
+        "step",
+        "seconds",
+        "tokens sampled",
+        "ratio mean",
+        "ratio min..max",
+        "gap mean",
+        "grad norm",
+    ):
         table.add_column(column)
     for m in seen:
         table.add_row(

@@ -24,7 +24,11 @@ from cotalk.study import read_study
 
 def digests(out: Path) -> dict[str, str]:
     """What must be equal: adapters, chats and outcomes (metrics hold seconds)."""
-    found = [*out.rglob("adapter_model.safetensors"), *out.rglob("chats.jsonl"), *out.rglob("scores/*/*.jsonl")]
+    found = [
+        *out.rglob("adapter_model.safetensors"),
+        *out.rglob("chats.jsonl"),
+        *out.rglob("scores/*/*.jsonl"),
+    ]
     return {str(p.relative_to(out)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(found)}
 
 
@@ -44,7 +48,10 @@ def main() -> None:
             seconds[workers], files[workers] = time.monotonic() - began, digests(out)
     first = options.workers[0]
     same = all(files[w] == files[first] for w in options.workers)
-    table = Table(title=f"quickstart, {options.steps} steps, {options.heldout_tasks} held-out tasks", title_justify="left")
+    table = Table(
+        title=f"quickstart, {options.steps} steps, {options.heldout_tasks} held-out tasks",
+        title_justify="left",
+    )
     for column in ("workers", "seconds", "times faster than the first"):
         table.add_column(column)
     for workers, took in seconds.items():

@@ -1,4 +1,4 @@
-"""The shipped base opens, encodes, reads and solves, and chats by habit. (Its full measurements are on its card.)"""
+"""The shipped base opens, encodes, reads and solves, and chats by habit. (Its card has all measurements.)"""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cotalk.base import TINY, load_base
 from cotalk.bases import make_tiny
 from cotalk.bases.make_tiny import (
-    SETTINGS, Muon, build, loss_of, make, make_model, make_tokenizer, pack, read_settings,
+    SETTINGS,
+    Muon,
+    build,
+    loss_of,
+    make,
+    make_model,
+    make_tokenizer,
+    pack,
+    read_settings,
 )  # fmt: skip
 from cotalk.bases.tiny_card import CONDITIONS, dealt, habit_of, play
 from cotalk.chat import BASE, Rules, Seating, converse
@@ -39,7 +47,11 @@ def engine(base):
 
 def score(engine, base, name: str, n: int) -> float:
     """Share of answers whose box is right."""
-    chats = [c for g in play(engine, base.form, [dealt(t) for t in generate(OWN_SEED, n)], CONDITIONS[name], 1) for c in g]
+    chats = [
+        c
+        for g in play(engine, base.form, [dealt(t) for t in generate(OWN_SEED, n)], CONDITIONS[name], 1)
+        for c in g
+    ]
     right = [last_box(c.last_message(s).said)[0] == c.deal.gold for c in chats for s in c.rules.seats]
     return sum(right) / len(right)
 
@@ -57,9 +69,19 @@ def test_the_auto_classes_open_it_and_text_survives():
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     model = AutoModelForCausalLM.from_pretrained(TINY)
     assert tokenizer.eos_token == "<|end|>" and tokenizer.pad_token == "<|pad|>"
-    assert tokenizer.eos_token_id == model.config.eos_token_id != tokenizer.pad_token_id == model.config.pad_token_id
+    assert (
+        tokenizer.eos_token_id
+        == model.config.eos_token_id
+        != tokenizer.pad_token_id
+        == model.config.pad_token_id
+    )
     assert len(tokenizer) <= model.config.vocab_size
-    for text in ("So 30-14=16. \\boxed{16}", "Zürich, 1,234.5 €\n\tend  ", "👩‍👩‍👧 x", "Partner: (no message)"):
+    for text in (
+        "So 30-14=16. \\boxed{16}",
+        "Zürich, 1,234.5 €\n\tend  ",
+        "👩‍👩‍👧 x",
+        "Partner: (no message)",
+    ):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == text
 
@@ -75,7 +97,9 @@ def test_a_number_or_a_word_is_one_token(base):
     def count(text: str) -> int:
         return len(base.tokenizer.encode(text, add_special_tokens=False))
 
-    assert [count(t) for t in ("0", " 7", "99", " 149", " apples", "\\boxed{", " \\boxed{", "Question")] == [1] * 8
+    assert [count(t) for t in ("0", " 7", "99", " 149", " apples", "\\boxed{", " \\boxed{", "Question")] == [
+        1
+    ] * 8
     assert count("So 30-14=16. \\boxed{16}") == 10  # So| 30|-|14|=|16|.| \boxed{|16|}
 
 
@@ -83,7 +107,9 @@ def test_chats_can_be_played_in_the_dialogue_view_and_prompts_are_short(base):
     assert base.form.template_difference() is None and base.form.dialogue_problem is None
     assert base.notes["wording"] == "short" and base.form.words.system == "Solve it together."
     deals = [dealt(t) for t in generate(OWN_SEED, 20)]
-    views = next(converse([Seating(d, {"A": BASE, "B": BASE}, 0, ()) for d in deals], Rules("ABAB"), base.form))
+    views = next(
+        converse([Seating(d, {"A": BASE, "B": BASE}, 0, ()) for d in deals], Rules("ABAB"), base.form)
+    )
     assert max(len(v.ids) for v in views) <= 60
 
 
@@ -177,4 +203,4 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path):
 
 def test_the_settings_ship_with_the_package():
     assert set(tomllib.loads(SETTINGS.read_text())) == {"seed", "model", "text", "training"}
-    assert make_tiny.TEMPLATE == AutoTokenizer.from_pretrained(TINY).chat_template
+    assert AutoTokenizer.from_pretrained(TINY).chat_template == make_tiny.TEMPLATE

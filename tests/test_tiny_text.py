@@ -40,13 +40,17 @@ def learned_texts(form: ChatFormat, row) -> list[str]:
 
 
 def test_a_shard_is_the_same_whoever_makes_it(form):
-    assert shard(read(), form, frozenset(), seed=5, number=3, size=20) == shard(read(), form, frozenset(), 5, 3, 20)
-    assert shard(read(), form, frozenset(), seed=5, number=4, size=20) != shard(read(), form, frozenset(), 5, 3, 20)
+    assert shard(read(), form, frozenset(), seed=5, number=3, size=20) == shard(
+        read(), form, frozenset(), 5, 3, 20
+    )
+    assert shard(read(), form, frozenset(), seed=5, number=4, size=20) != shard(
+        read(), form, frozenset(), 5, 3, 20
+    )
 
 
 @pytest.mark.parametrize("order", ["ABAB", "AB", "ABABAB", "ABCABC"])
 def test_a_row_is_what_the_same_words_give_in_play(form, order, monkeypatch):
-    # The words of a simulated chat are played again through `converse`; the learned seat's last prompt and ids are the row.
+    # A simulated chat's words are played again through `converse`: its last prompt and ids are the row.
     settings = read(rows={"chat": 1.0}, orders={order: 1.0}, closed=0.3)
     for number in range(12):
         said: list[str] = []
@@ -63,13 +67,18 @@ def test_a_row_is_what_the_same_words_give_in_play(form, order, monkeypatch):
         row = writer.chat(task, order)
         monkeypatch.undo()
         heard_nothing = "(no message)" in form.tokenizer.decode(row.ids)
-        rules = Rules(order, channel="closed" if heard_nothing else "open", message_tokens=60, answer_tokens=60)
-        game = converse([Seating(deal(task, rules.seats), dict.fromkeys(rules.seats, BASE), 0, ())], rules, form)
-        views, turn = next(game), 0
+        rules = Rules(
+            order, channel="closed" if heard_nothing else "open", message_tokens=60, answer_tokens=60
+        )
+        game = converse(
+            [Seating(deal(task, rules.seats), dict.fromkeys(rules.seats, BASE), 0, ())], rules, form
+        )
+        next(game)
+        turn = 0
         try:
             while True:
                 ids = (*form.text_ids(said[turn]), form.end_id)
-                views = game.send([Reply(ids, (0.0,) * len(ids))])
+                game.send([Reply(ids, (0.0,) * len(ids))])
                 turn += 1
         except StopIteration as end:
             (chat,) = end.value
@@ -87,7 +96,13 @@ def test_message_habits_come_at_their_rates(form):
     counts = Counter()
     for _ in range(4000):
         said = writer.message(rates, ("Tom has 5 cups.",))
-        counts["tell" if "Tom has 5 cups." in said and "Please" not in said else "ask" if said in ASKS else "other"] += 1
+        counts[
+            "tell"
+            if "Tom has 5 cups." in said and "Please" not in said
+            else "ask"
+            if said in ASKS
+            else "other"
+        ] += 1
     assert abs(counts["tell"] / 4000 - rates["tell"]) < 0.03
     assert abs(counts["ask"] / 4000 - rates["ask"]) < 0.03
 
@@ -109,14 +124,19 @@ def test_an_answer_uses_what_was_heard_at_the_rate_of_its_situation(form):
 
 
 def test_what_a_seat_writes_never_depends_on_the_answer(form):
-    # The same draws with another gold (and the sum left alone) give the same words: no habit knows what is right.
+    # The same draws with another gold give the same words: no habit knows what is right.
     task = generate(1, 1)[0]
     hands = {"A": task.facts[:1], "B": task.facts[1:]}
     said = []
     for gold in (task.gold, "99999"):
         writer = Writer(read(), form, np.random.default_rng(3), frozenset())
         other = type(task)(task.id, task.question, gold, task.facts, template=task.template)
-        said.append([writer.reply(True, last, hands, "A", [("B", task.facts[1])], other) for last in (False, True) * 50])
+        said.append(
+            [
+                writer.reply(True, last, hands, "A", [("B", task.facts[1])], other)
+                for last in (False, True) * 50
+            ]
+        )
     assert said[0] == said[1]
 
 

@@ -263,8 +263,9 @@ class Effect:
         mean, low, high = (
             round(value, 4) + 0.0 for value in (self.change.mean, self.change.low, self.change.high)
         )
+        spoken = f"turn{'s' * (len(self.knockout.turns) > 1)} {turns}"
         return (
-            f"Seat {self.seat}'s turn{'s' * (len(self.knockout.turns) > 1)} {turns} replaced by {words[self.knockout.by]}: seat {self.listeners} goes from "
+            f"Seat {self.seat}'s {spoken} replaced by {words[self.knockout.by]}: seat {self.listeners} goes from "
             f"{self.plain.mean:.2f} to {self.without.mean:.2f}, {mean:+.2f} [{low:+.2f}, {high:+.2f}] "
             f"({self.change.of})."
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import textwrap
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -834,14 +835,23 @@ def counts(checks: Iterable[Check]) -> dict[str, int]:
 COLOURS = {"pass": "green", "look": "yellow", "fail": "red", "not applicable": "dim"}
 
 
+SHOWN_DETAIL = 160  # characters of a detail in the terminal
+
+
 def table(checks: Sequence[Check], title: str) -> Table:
     """check, looked at, result, detail; for rich to print."""
     told = ", ".join(f"{count} {result}" for result, count in counts(checks).items())
     grid = Table(title=f"{title}: {told}", title_justify="left")
-    for heading in ("check", "looked at", "result", "detail"):
-        grid.add_column(heading, overflow="fold")
+    for heading, width in (("check", 12), ("looked at", 14), ("result", 6), ("detail", 30)):
+        grid.add_column(heading, overflow="fold", min_width=width)
+    grid.caption = "details are shortened here; --json has them whole"
     for each in checks:
-        row = (each.name, each.looked_at, each.result, each.detail)
+        row = (
+            each.name,
+            each.looked_at,
+            each.result,
+            textwrap.shorten(each.detail, SHOWN_DETAIL, placeholder=" ..."),
+        )
         grid.add_row(
             *(Text(cell, style=COLOURS[each.result] if at == 2 else "") for at, cell in enumerate(row))
         )

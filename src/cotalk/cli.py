@@ -333,16 +333,14 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import report, results
+    from cotalk.jobs import run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
-    from cotalk.jobs import run_study
 
     show(plan(study), console)
     with Live(study, console) as live:
         document = run_study(study, out, workers or None, live)
     console.print(results.table(document))
-    for comparison in document["comparisons"]:
-        console.print(comparison["sentence"], highlight=False, markup=False)
     console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())

@@ -168,7 +168,7 @@ class Config:
         )
 
     @property
-    def graded(self) -> str:
+    def graded(self) -> Literal["strict", "lenient"]:
         """How answers are scored: by the reward's own reading, strictly where the reward knows nothing of them."""
         return "strict" if self.reward == "random" else self.reward
 

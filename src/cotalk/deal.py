@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-
 from cotalk.errors import BadInput
 from cotalk.numerals import has_number, numbers
 from cotalk.task import Task, endless, for_seats, load, split_names

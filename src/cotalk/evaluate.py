@@ -132,7 +132,7 @@ class Evaluation:
     perturbed: Sequence[Deal] = ()
 
     @property
-    def reward(self) -> str:
+    def reward(self) -> Literal["strict", "lenient"]:
         """What counts as right here: a run trained on chance is still scored on its answers."""
         return self.config.graded
 

@@ -46,6 +46,7 @@ from cotalk.train import Playing, Run, train
 
 Progress = Callable[[str, str, int, int, dict[str, Any]], None]  # job, phase, done, of, metrics
 
+
 def prepare(config: Config, perturbed: bool = False) -> Tasks:
     """Loads and deals the three disjoint sources of a config; `perturbed`: also the held-out with other numbers."""
     tasks = splits(
@@ -175,8 +176,7 @@ def _life(
     )
     yield from evaluate(evaluation, work)
     if knocked:
-        own = study.own_condition(job.arm)
-        yield from causal.play(evaluation, own, knocked, chats=study.evaluate.chats)
+        yield from causal.play(evaluation, study.own_condition(job.arm), knocked, chats=study.evaluate.chats)
     RunDirectory(out / "runs" / job.name).succeed()
 
 

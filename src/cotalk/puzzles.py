@@ -1,17 +1,18 @@
-"""The built-in puzzles: endless small word problems from a seed, for the tiny base and for anybody without a data set.
+"""The built-in puzzles: endless small word problems from a seed, for whoever has no data.
 
-A puzzle holds its facts as sentences of its own, and every fact holds one number. Kinds: somebody gives away or finds some
-(`gives`, `finds`), two persons together (`total`), more or fewer than another (`more`, `fewer`), and with three or four facts
-`total3`, `changes3`, `total4`. Each comes in several phrasings. Numbers are whole, answers lie in 1..99.
+A puzzle holds its facts as sentences of its own, and every fact holds one number. Kinds: somebody gives away
+or finds some (`gives`, `finds`), two persons together (`total`), more or fewer than another (`more`,
+`fewer`), and with three or four facts `total3`, `changes3`, `total4`. Each comes in several phrasings.
+Numbers are whole, answers lie in 5..99.
 
-The numbers of a puzzle are uniform over all allowed pairs, so that one fact tells little about the answer: the best guess
-from one hand is right about once in forty.
+The numbers of a puzzle are uniform over all allowed pairs, so that one fact tells little about the answer:
+the best guess from one hand is right about once in forty.
 
     generate(seed=7, n=1000)            -> 1000 puzzles with two facts, no two with the same text
     generate(seed=7, n=10, facts=3)     -> for three seats
 
-Left out: dealing (deal.py) and any use of puzzles (task.py reads them as the source "puzzles"). Two seeds may meet in a
-puzzle by chance: whoever needs disjoint sets drops repeats by `Task.text`.
+Left out: dealing (deal.py) and any use of puzzles (task.py reads them as the source "puzzles"). Two seeds may
+meet in a puzzle by chance: whoever needs disjoint sets drops repeats by `Task.text`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ from cotalk.errors import BadInput
 from cotalk.task import CHUNK, Task, stream_seed
 
 # The streams of task.py's source "puzzles", and the one that the tiny base's text is made from.
-TRAIN_SEED, DEV_SEED, HELDOUT_SEED, TEXT_SEED = (stream_seed(s, 0) for s in ("train", "dev", "heldout", "base"))
+TRAIN_SEED, DEV_SEED, HELDOUT_SEED, TEXT_SEED = (
+    stream_seed(s, 0) for s in ("train", "dev", "heldout", "base")
+)
 
 NAMES = tuple("Tom Mia Ben Amy Leo Eva Max Zoe Sam Ida Dan Lea Jim Kay Rob Sue Tim Una Vic Pam".split())
-OBJECTS = tuple("apples books coins cards eggs pens cups shells stones stamps cakes keys balls hats plums beads".split())
+OBJECTS = tuple(
+    "apples books coins cards eggs pens cups shells stones stamps cakes keys balls hats plums beads".split()
+)
 
 HAS = ("{x} has {a} {o}.", "{x} holds {a} {o}.")
 HAD = ("{x} has {a} {o}.", "{x} starts with {a} {o}.")
@@ -40,8 +45,8 @@ LEAST, MOST = 5, 99  # of a number that is drawn; of an answer
 class Kind:
     """A sort of puzzle.
 
-    facts: for each fact its phrasings; questions: phrasings; signs: of each number in the sum that is the answer, as
-    "+" or "-"; the first is always "+".
+    facts: for each fact its phrasings; questions: phrasings; signs: of each number in the sum that is the
+    answer, as "+" or "-"; the first is always "+".
     """
 
     name: str
@@ -74,7 +79,7 @@ FACT_COUNTS = tuple(sorted({len(k.facts) for k in KINDS}))
 
 
 def generate(seed: int, n: int, facts: int = 2) -> list[Task]:
-    """`n` puzzles with so many facts, all texts different. A longer list from the same seed begins with the shorter one."""
+    """`n` puzzles, all texts different. A longer list of a seed begins with the shorter one."""
     if seed < 0 or n < 0:
         raise BadInput(f"puzzles from seed {seed}, {n} of them: expected whole numbers from 0 on")
     if facts not in FACT_COUNTS:
@@ -96,7 +101,9 @@ def puzzle(random: np.random.Generator, facts: int, task_id: str = "puzzle") -> 
     words = dict(zip("xyzw", names, strict=True), o=OBJECTS[random.integers(len(OBJECTS))])
     words |= {letter: str(value) for letter, value in zip("abcd", numbers, strict=False)}
     chosen = [int(random.integers(len(p))) for p in (*kind.facts, kind.questions)]
-    *told, question = (p[i].format(**words) for p, i in zip((*kind.facts, kind.questions), chosen, strict=True))
+    *told, question = (
+        p[i].format(**words) for p, i in zip((*kind.facts, kind.questions), chosen, strict=True)
+    )
     gold = str(partial_sums(numbers, kind.signs)[-1])
     return Task(task_id, question, gold, tuple(told), template=f"{kind.name}/{''.join(map(str, chosen))}")
 
@@ -127,5 +134,5 @@ def signs_of(task: Task) -> str:
 
 
 def reserved() -> frozenset[str]:
-    """Texts of the first puzzles of the train, dev and held-out streams: the tiny base's text holds none of them."""
+    """Texts of the first puzzles of train, dev and held-out: the tiny base's text holds none of them."""
     return frozenset(t.text for seed in (TRAIN_SEED, DEV_SEED, HELDOUT_SEED) for t in generate(seed, CHUNK))

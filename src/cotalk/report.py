@@ -665,7 +665,7 @@ def render(study: Study, charts: ModuleType | None) -> str:
         results=results,
         name=str(results.get("study") or study.directory.name),
         conditions=list(study.conditions.values()),
-        sentences=[str(row["sentence"]) for row in comparisons],
+        sentences=[_headline(str(row["sentence"])) for row in comparisons],
         pictures=_pictures(study, drawing, charts),
         talk_names=list(dict.fromkeys(name for c in study.conditions.values() for name in c.talk)),
         seats=list(dict.fromkeys(seat for c in study.conditions.values() for seat in c.per_seat)),
@@ -682,6 +682,15 @@ def render(study: Study, charts: ModuleType | None) -> str:
             "Cost": settings(_mapping(results.get("cost")))[:100],
         },
     )
+
+
+def _headline(sentence: str) -> tuple[str, str]:
+    """A verdict's sentence as what it says and what it stands on: "... [+0.97, +0.99]" and "(3 seeds against 3 ...".
+
+    The first letter becomes a capital; not a word is left out.
+    """
+    says, bracket, stands_on = sentence.partition(" (")
+    return says[:1].upper() + says[1:], bracket.strip() + stands_on
 
 
 def _finalize(value: Any) -> Any:

@@ -49,7 +49,7 @@ NO_SEED = -1  # how an .npz file writes the seed of what was never trained
 RECORDED = ("cotalk", "torch", "transformers", "peft", "numpy", "scipy", "math-verify", "reasoning-gym")
 # Of each measure's code: raised whenever a value of it could change. results.json and outcomes/*.npz carry them.
 MEASURES = {"grade": 1, "talk": talk.VERSION, "intervals": stats.VERSION}
-SHOWN_TALK = ("sends", "uses", "asks", "agrees")
+SHOWN_TALK = ("sends", "uses")  # in the terminal; the report has them all
 
 
 # --- one evaluation as arrays -----------------------------------------------------------------------------
@@ -563,9 +563,12 @@ def table(results: Json) -> RenderableType:
     conditions = results["conditions"]
     parts: list[RenderableType] = [_score_table(results["study"], conditions)]
     seats = {name: each["per_seat"] for name, each in conditions.items() if len(each["per_seat"]) > 1}
-    spoken = {name: each["talk"] for name, each in conditions.items()}
-    for title, rates in (("Each seat", seats), ("Talk, over all seats", spoken)):
-        parts += _rate_table(title, conditions, rates)
+    spoken = {
+        name: {key: rate for key, rate in each["talk"].items() if key in SHOWN_TALK}
+        for name, each in conditions.items()
+    }
+    parts += _rate_table("each seat's own answer", conditions, seats)
+    parts += _rate_table("talk, over all seats", conditions, {n: row for n, row in spoken.items() if row})
     parts += [Text(f"{row['verdict']}: {row['sentence']}") for row in results["comparisons"]]
     parts += [Text(f"not up to date: {line}") for line in stale(results)]
     return Group(*parts)
@@ -573,41 +576,38 @@ def table(results: Json) -> RenderableType:
 
 def _score_table(study: str, conditions: Json) -> Table:
     grid = Table(title=f"{study}: tasks solved, with 95% intervals", title_justify="left")
-    grid.add_column("condition", overflow="fold")
-    for heading in ("score", "every seed", "greedy"):
-        grid.add_column(heading, no_wrap=True)
+    grid.add_column("condition", min_width=22)
+    for heading, width in (("score", 20), ("n", 11), ("every seed", 14)):
+        grid.add_column(heading, min_width=width)
+    grid.caption = "n: seeds x tasks x answers; the untrained base has no seeds"
     for name, condition in conditions.items():
-        greedy = condition.get("greedy") or {}
+        size, seeds = condition["size"], condition["per_seed"]
+        of = [size["runs"]] * (list(seeds) != ["base"]) + [size["tasks"], size["chats"] * size["seats"]]
         grid.add_row(
             Text(str(condition.get("label") or name)),
-            Text(_cell(condition["score"], condition, of_all=True)),
-            Text("\n".join(f"{seed}: {mean:.3f}" for seed, mean in condition["per_seed"].items())),
-            Text(_cell(greedy["score"], greedy, of_all=True) if greedy else ""),
+            Text(Rate.from_json(condition["score"]).brief),
+            Text(" x ".join(map(str, of))),
+            Text("" if list(seeds) == ["base"] else " ".join(f"{mean:.2f}" for mean in seeds.values())),
         )
     return grid
 
 
 def _rate_table(title: str, conditions: Json, rates: Mapping[str, Json]) -> list[Table]:
     """A row a condition, a column a rate; no table where there is nothing to show."""
-    found = dict.fromkeys(name for row in rates.values() for name in row)
-    names = [name for name in found if name in SHOWN_TALK or len(name) == 1]
+    names = list(dict.fromkeys(name for row in rates.values() for name in row))
     if not names:
         return []
     grid = Table(title=title, title_justify="left")
-    grid.add_column("condition", overflow="fold")
+    grid.add_column("condition", min_width=22)
     for name in names:
-        grid.add_column(name)
+        grid.add_column(name, min_width=20)
     for condition, row in rates.items():
         cells = [Text(_cell(row[name], conditions[condition]) if name in row else "") for name in names]
         grid.add_row(Text(str(conditions[condition].get("label") or condition)), *cells)
     return [grid]
 
 
-def _cell(rate: Json, measured: Json, of_all: bool = False) -> str:
-    """`0.40 [0.36, 0.45]`, and under it what it stands on; of_all: the score of all answers."""
-    size = measured.get("size", {})
-    answers = size["chats"] * size["seats"] if of_all and {"chats", "seats"} <= size.keys() else None
-    seeds = list(measured["per_seed"])
-    seed = seeds[0] if rate["unit"] == "tasks" and seeds != ["base"] else None
-    read_back = Rate.from_json(rate, size.get("tasks"), answers, seed)
+def _cell(rate: Json, measured: Json) -> str:
+    """`0.40 [0.36, 0.45]`, and under it what it stands on."""
+    read_back = Rate.from_json(rate, measured.get("size", {}).get("tasks"))
     return f"{read_back.brief}\n{read_back.of}"

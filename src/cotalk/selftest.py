@@ -45,7 +45,9 @@ def run(console: Console) -> int:
             looked_at, result, failed = "", f"[red]fail[/]: {type(error).__name__}: {error}", failed + 1
         table.add_row(name, looked_at, result)
     console.print(table)
-    console.print(f"{len(CHECKS) - failed} of {len(CHECKS)} pass in {time.monotonic() - began:.1f} s", highlight=False)
+    console.print(
+        f"{len(CHECKS) - failed} of {len(CHECKS)} pass in {time.monotonic() - began:.1f} s", highlight=False
+    )
     return 1 if failed else 0
 
 
@@ -122,7 +124,9 @@ def check_masks() -> str:
     before = {name: p.detach().clone() for name, p in stack.parameters(1).items()}
     logged = learner.update(chats, 1e-2)
     if abs(logged["ratio/max"] - 1) > 1e-3 or abs(logged["ratio/min"] - 1) > 1e-3:
-        raise AssertionError(f"ratio of the first update {logged['ratio/min']} to {logged['ratio/max']}, expected 1")
+        raise AssertionError(
+            f"ratio of the first update {logged['ratio/min']} to {logged['ratio/max']}, expected 1"
+        )
     if all(torch.equal(before[n], p) for n, p in stack.parameters(1).items()):
         raise AssertionError("the adapter did not change in an update")
     return f"{len(rows)} rows, {int(logged['credited_tokens'])} trained tokens"
@@ -161,7 +165,9 @@ def _play(scripts: dict[str, Any], rules: Rules) -> list[Chat]:
 def _play_model(stack: Stack, form: ChatFormat, config: Config, learner: Learner) -> list[Chat]:
     players = {seat: Player("learner", k, learns=True) for seat, k in learner.adapters.items()}
     seatings = [Seating(d, players, 0, ("selftest", d.task.id)) for d in _deals()]
-    return drive({"play": converse(seatings, config.rules, form)}, Table(HfEngine(stack, form.end_ids)), _raise)["play"]
+    return drive(
+        {"play": converse(seatings, config.rules, form)}, Table(HfEngine(stack, form.end_ids)), _raise
+    )["play"]
 
 
 def _small() -> tuple[Stack, ChatFormat, Config]:

@@ -21,13 +21,13 @@ from cotalk.engines.hf import HfEngine
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
 from cotalk.grade import load_grader
+from cotalk.jobs import prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import method
 from cotalk.results import Score
 from cotalk.run import RunDirectory, read_lines
 from cotalk.stack import drive
-from cotalk.jobs import prepare
 from cotalk.talk import rates
 from cotalk.train import Run, train
 
@@ -74,7 +74,7 @@ def evaluate_one(
     seats = config.rules.seats
     places = adapters_in(adapter, seats) if adapter else {}
     stack = _stack(base, config, max(1, len(places)))
-    own = {}
+    own: dict[str, Player] = {}
     for k, (where, seated) in enumerate(places.items(), start=1):
         stack.load(k, where)
         own |= {seat: Player("adapter", k) for seat in seated}

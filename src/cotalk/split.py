@@ -53,7 +53,9 @@ class Tasks:
     dev: list[Deal]
     heldout: list[Deal]
     report: dict[str, Tally]
-    perturbed: list[Deal] = field(default_factory=list)  # held-out tasks with other numbers, where they were asked for
+    perturbed: list[Deal] = field(
+        default_factory=list
+    )  # held-out tasks with other numbers, where they were asked for
 
 
 def splits(

@@ -54,7 +54,9 @@ class Evaluate:
     """A difference this small is none: allows the verdict `no different`; 0: no margin was named."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "causal", tuple(self.causal) if isinstance(self.causal, list) else self.causal)
+        object.__setattr__(
+            self, "causal", tuple(self.causal) if isinstance(self.causal, list) else self.causal
+        )
         words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of words"}
         for f in fields(self):
             found, kind = getattr(self, f.name), type(f.default)

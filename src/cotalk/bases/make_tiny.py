@@ -1,12 +1,12 @@
-"""Makes the tiny base from nothing: tokenizer, text, training, measurements, model card. `cotalk base tiny [--out DIR]`.
+"""Makes the tiny base from nothing: tokenizer, text, training, measurements, model card (`cotalk base tiny`).
 
 Everything that decides the result stands in tiny.toml. The steps:
 
-1. tokenizer: byte-level BPE over the list of words and of the numbers 0..149, so that each of them is one token (with
-   and without the space before it) and any other text still encodes;
+1. tokenizer: byte-level BPE over the list of words and of the numbers 0..149, so that each of them is one token
+   (with and without the space before it) and any other text still encodes;
 2. text: rows from tiny_text.py, each seen once;
-3. training: next-token loss on what the learned seat says, a warm-up, then the rate falls linearly to 0; every batch is a
-   fair mixture of all kinds of rows (batches of rows of like length were far worse: see LAB.md);
+3. training: next-token loss on what the learned seat says, a warm-up, then the rate falls linearly to 0; every
+   batch is a fair mixture of all kinds of rows, packed (batches of rows of like length were far worse);
 4. measurements: the base plays puzzles of a seed of its own, sampled at temperature 1, alone and in chats;
 5. a directory that transformers' Auto classes open, with a model card that holds those measurements.
 
@@ -38,6 +38,7 @@ from cotalk.bases.tiny_card import card, measure
 from cotalk.bases.tiny_text import NUMBERS, Settings, shard, words
 from cotalk.errors import BadInput
 from cotalk.puzzles import TEXT_SEED, reserved
+from cotalk.stats import Rate
 from cotalk.view import ChatFormat
 
 SETTINGS = Path(__file__).parent / "tiny.toml"
@@ -57,7 +58,9 @@ def make(out: Path, settings: Path | None, device: str, console: Any) -> None:
     """`cotalk base tiny`: makes the base and writes it to `out`, telling the console how it goes."""
     table = read_settings(settings or SETTINGS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out")
+        raise BadInput(
+            f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out"
+        )
     build(table, out, pick_device(device), lambda line: console.print(line, highlight=False, markup=False))
 
 
@@ -66,7 +69,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {SETTINGS}") from error
+        raise BadInput(
+            f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {SETTINGS}"
+        ) from error
     except ValueError as error:
         raise BadInput(f"settings {path} is no TOML: {error}") from error
     wanted = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
@@ -81,7 +86,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     return table
 
 
-def build(table: dict[str, Any], out: Path, device: str, say: Say, workers: int | None = None, tasks: int = 400) -> dict:
+def build(
+    table: dict[str, Any], out: Path, device: str, say: Say, workers: int | None = None, tasks: int = 400
+) -> dict[str, Rate]:
     """All five steps. Returns the measurements."""
     began = time.monotonic()
     settings, seed = Settings.read(table["text"]), table["seed"]
@@ -110,11 +117,15 @@ def build(table: dict[str, Any], out: Path, device: str, say: Say, workers: int 
         "tokens": int(sum(len(ids) for ids, _ in text)),
         "dropped_puzzles": dropped,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "made_on": torch.cuda.get_device_name() if device.startswith("cuda") else f"{os.cpu_count()} CPU cores",
+        "made_on": torch.cuda.get_device_name()
+        if device.startswith("cuda")
+        else f"{os.cpu_count()} CPU cores",
         "seconds": round(seconds),
         "seconds_a_step": round(a_step, 4),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        "measured": {name: [round(x, 4) for x in (r.mean, r.low, r.high)] + [r.n] for name, r in measured.items()},
+        "measured": {
+            name: [round(x, 4) for x in (r.mean, r.low, r.high)] + [r.n] for name, r in measured.items()
+        },
     }
     (out / "cotalk_base.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     (out / "README.md").write_text(card(about, table, measured), encoding="utf-8")
@@ -147,7 +158,10 @@ def make_tokenizer() -> Any:
     )
     tokenizer.train_from_iterator(_word_list(tokenizer.pre_tokenizer), trainer)
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = TEMPLATE
     return wrapped
@@ -163,7 +177,7 @@ def _word_list(pre_tokenizer: Any) -> list[str]:
 
 
 def make_text(settings: Settings, form: ChatFormat, rows: int, workers: int, say: Say) -> tuple[list, int]:
-    """All rows as (ids, learned) arrays, in order, and the number of dropped puzzles. Workers change nothing but time."""
+    """All rows as (ids, learned) arrays in order, and how many puzzles were dropped."""
     out, dropped = [], 0
     for number, (part, lost) in enumerate(_shards(settings, form, math.ceil(rows / SHARD), workers), start=1):
         out += part
@@ -183,18 +197,18 @@ def _shards(settings: Settings, form: ChatFormat, shards: int, workers: int) -> 
         yield from pool.imap(_remembered_arrays, range(shards))
 
 
-_state: tuple = ()
+_state: dict[str, tuple] = {}  # of a worker process
 
 
 def _remember(*state: Any) -> None:
-    global _state
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one thread
     torch.set_num_threads(1)
-    _state = state
+    _state["arguments"] = state
 
 
 def _remembered_arrays(number: int) -> tuple[list, int]:
-    return _arrays(*_state, number)
+    settings, form, kept_back = _state["arguments"]
+    return _arrays(settings, form, kept_back, number)
 
 
 def _arrays(settings: Settings, form: ChatFormat, kept_back: frozenset[str], number: int) -> tuple[list, int]:
@@ -220,7 +234,6 @@ def make_model(table: dict[str, Any], tokenizer: Any, seed: int) -> Any:
         bos_token_id=None,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        attn_implementation="sdpa",
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -234,10 +247,10 @@ def make_model(table: dict[str, Any], tokenizer: Any, seed: int) -> Any:
 
 @torch.no_grad()
 def start_embedding(model: Any, tokenizer: Any, std: float, noise: float, seed: int) -> None:
-    """Embeddings start wide, so that tied logits can be sharp; a number's starts as the sum of its digits' vectors.
+    """Embeddings start wide, so that logits can be sharp; a number's starts as its digits' sum.
 
-    With "37" = three tens + seven units + a little of its own, sums of pairs never seen together come out right early:
-    there are 100 pairs of digits to learn, not 10,000 pairs of numbers.
+    With "37" = three tens + seven units + a little of its own, sums of pairs never seen together come out
+    right early: there are 100 pairs of digits to learn, not 10,000 pairs of numbers.
     """
     embedding = model.get_input_embeddings().weight
     random = torch.Generator().manual_seed(seed)
@@ -251,12 +264,15 @@ def start_embedding(model: Any, tokenizer: Any, std: float, noise: float, seed: 
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, then the nearest half-orthogonal matrix (Jordan et al. 2024, "Muon"), matrices of one shape together.
+    """Momentum, then the nearest half-orthogonal matrix (Jordan et al. 2024); one shape, one product.
 
-    torch.optim.Muon with the same rule takes them one by one, which on a CPU costs as much as the backward pass.
+    torch.optim.Muon with the same rule takes them one by one, which on a CPU costs as much as the backward
+    pass.
     """
 
-    def __init__(self, matrices: Sequence[torch.nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95):
+    def __init__(
+        self, matrices: Sequence[torch.nn.Parameter], lr: float, weight_decay: float, momentum: float = 0.95
+    ):
         shapes: dict[tuple[int, ...], list[torch.nn.Parameter]] = {}
         for matrix in matrices:
             shapes.setdefault(tuple(matrix.shape), []).append(matrix)
@@ -277,7 +293,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """Newton-Schulz iterations (Muon's coefficients) towards U V^T of each matrix. (matrices, out, in), bfloat16 inside."""
+    """Newton-Schulz iterations (Muon's) towards U V^T of each of (matrices, out, in); bfloat16 inside."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).bfloat16()
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -297,7 +313,9 @@ def optimisers(model: Any, table: dict[str, Any]) -> list[torch.optim.Optimizer]
     ]
 
 
-def pretrain(model: Any, text: Sequence, table: dict[str, Any], seed: int, say: Say, steps: int | None = None) -> float:
+def pretrain(
+    model: Any, text: Sequence, table: dict[str, Any], seed: int, say: Say, steps: int | None = None
+) -> float:
     """Trains the model on the text, once through (or so many steps of it). Returns seconds a step."""
     device = next(model.parameters()).device
     total = math.ceil(len(text) / table["batch"])
@@ -328,7 +346,9 @@ def pretrain(model: Any, text: Sequence, table: dict[str, Any], seed: int, say: 
 def loss_of(model: Any, rows: Sequence, window: int, device: Any) -> torch.Tensor:
     """Mean next-token loss of what is learned; rows are packed into windows and do not see each other."""
     packed = pack(rows, window)
-    ids, learned, row, position = (torch.from_numpy(array).to(device) for array in packed)  # (windows, tokens) each
+    ids, learned, row, position = (
+        torch.from_numpy(array).to(device) for array in packed
+    )  # (windows, tokens) each
     causal = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=device).tril()
     mask = (row[:, :, None] == row[:, None, :]) & causal
     states = model.model(input_ids=ids, attention_mask=mask[:, None], position_ids=position, use_cache=False)

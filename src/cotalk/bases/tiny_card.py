@@ -1,8 +1,9 @@
 """What the tiny base does, measured, and the model card that says so.
 
-The base plays puzzles of a seed of its own, sampled at temperature 1 in the dialogue view, with the caps of the quickstart:
-the whole problem in one hand, chats with the channel open and closed, and half hands. Every number is a mean over tasks
-with a 95% interval (stats.py). Left out: everything about training (make_tiny.py).
+The base plays puzzles of a seed of its own, sampled at temperature 1 in the dialogue view, with the caps of
+the quickstart: the whole problem in one hand, chats with the channel open and closed, and half hands. Every
+number is a mean over tasks with a 95% interval (stats.py). Left out: everything about training
+(make_tiny.py).
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def play(
     rules = Rules(
         condition.order, "dialogue", condition.channel, MESSAGE_TOKENS, ANSWER_TOKENS, condition.temperature
     )
-    turn = {"full": full_hand, "": lambda deal: deal}.get(condition.hand, lambda deal: half_hand(deal, condition.hand))
+    turn = {"full": full_hand, "": lambda deal: deal}.get(
+        condition.hand, lambda deal: half_hand(deal, condition.hand)
+    )
     chats = chats if condition.temperature else 1
     seatings = [
         Seating(turn(deal), {seat: BASE for seat in rules.seats}, n, ("card", condition.label, deal.task.id))
@@ -113,7 +116,10 @@ def habit_of(said: str, held: Sequence[str]) -> str:
 def habits(played: Sequence[Sequence[Chat]]) -> dict[str, Values]:
     """Shares of habits, one value a task, of two-seat open chats; a share of nothing is NaN."""
     rows = [_habits_of_task(group) for group in played]
-    return {name: [row.get(name, float("nan")) for row in rows] for name in sorted({n for row in rows for n in row})}
+    return {
+        name: [row.get(name, float("nan")) for row in rows]
+        for name in sorted({n for row in rows for n in row})
+    }
 
 
 def _habits_of_task(group: Sequence[Chat]) -> dict[str, float]:
@@ -142,28 +148,29 @@ def _habits_of_task(group: Sequence[Chat]) -> dict[str, float]:
 
 # --- the card ---
 
-CPU_MINUTES = 30  # of `cotalk base tiny` on two cores of a 2020s server, from its seconds a step
+ELSEWHERE = "Another machine meets the same marks, not the same bytes; two idle cores take about 20 minutes."
 CARD = """# Cotalk's tiny base
 
-A {parameters:,}-parameter Llama-family model with a tokenizer of its own, trained from scratch by `cotalk base tiny` on
-{rows:,} rows ({tokens:,} tokens) of generated text, each seen once. It reads small word problems, adds and subtracts up
-to two digits, and chats in the `dialogue` view with the `short` wording. It exists so that the quickstart runs offline on a
-laptop: what it shows is the mechanics of learning to talk, not a fact about large models. It knows nothing else.
+A {parameters:,}-parameter Llama-family model with a tokenizer of its own, trained from scratch by `cotalk
+base tiny` on {rows:,} rows ({tokens:,} tokens) of generated text, each seen once. It reads small word
+problems, adds and subtracts up to two digits, and chats in the `dialogue` view with the `short` wording. It
+exists so that the quickstart runs offline on a laptop: what it shows is the mechanics of learning to talk,
+not a fact about large models. It knows nothing else.
 
-**What it does in a chat before reinforcement learning is a mixture of habits**, written down as rates in `tiny.toml` and
-drawn whatever comes of them: nothing in its training rewards telling, and it is indifferent about talking. The seat that it
-hears in its text talks more than it does itself, so that reading is practised; those words are never learned.
+**What it does in a chat before reinforcement learning is a mixture of habits**, written down as rates in
+`tiny.toml` and drawn whatever comes of them: nothing in its training rewards telling, and it is indifferent
+about talking. The seat that it hears in its text talks more than it does itself, so that reading is
+practised; those words are never learned.
 
-Made on: {made_on}, {seconds} s, torch {torch}. On two CPU cores the same command takes about {cpu_minutes} minutes, and meets
-the same marks, not the same bytes. Seeds: weights and order {seed}, text {text_seed}, measurements {measure_seed}. Of the puzzles
-drawn for the text, {dropped_puzzles} were dropped because they are among the first 4,096 of the train, dev or held-out stream.
-SHA-256 of model.safetensors: `{sha256}`.
+Made on: {made_on}, {seconds} s, torch {torch}. {elsewhere} Seeds: weights {seed}, text {text_seed},
+measurements {measure_seed}. Of the puzzles drawn for the text, {dropped_puzzles} were dropped because they
+are among the first 4,096 of the train, dev or held-out stream. SHA-256 of model.safetensors: `{sha256}`.
 
 ## Measured
 
-Puzzles with two facts of a seed of their own (none of train, dev or held-out), sampled at temperature 1 with 2 chats a puzzle
-(greedy: 1), order ABAB, caps {message_tokens} and {answer_tokens} tokens, right when the last box is the gold answer. Means over
-tasks with 95% intervals.
+Puzzles with two facts of a seed of their own (none of train, dev or held-out), sampled at temperature 1 with
+2 chats a puzzle (greedy: 1), order ABAB, caps {message_tokens} and {answer_tokens} tokens, right when the
+last box is the gold answer. Means over tasks with 95% intervals.
 
 | condition | score | 95% | tasks |
 |---|---|---|---|
@@ -177,8 +184,8 @@ What `tiny.toml` asks for, and what the model was seen to do in the open chats a
 |---|---|---|---|---|---|
 {habits}
 
-`told`: it has heard all that it lacks; `pleased`: and "Please use this."; `untold`: neither. Given that it was told and uses what it
-heard, its answer is right {right}.
+`told`: it has heard all that it lacks; `pleased`: and "Please use this."; `untold`: neither. Given that it
+was told and uses what it heard, its answer is right {right}.
 """
 
 
@@ -186,9 +193,13 @@ def card(about: dict[str, Any], table: dict[str, Any], measured: dict[str, Rate]
     """README.md of the base."""
     scores = [f"| {c.label} | {_cells(measured[name])} |" for name, c in CONDITIONS.items()]
     seen = measured.get("habit/right when used")
-    right = "never seen" if seen is None else f"{seen.mean:.1%} of the time [{seen.low:.1%}, {seen.high:.1%}], {seen.n} tasks"
+    right = (
+        "never"
+        if seen is None
+        else f"{seen.mean:.1%} of the time [{seen.low:.1%}, {seen.high:.1%}], {seen.n} tasks"
+    )
     return CARD.format(
-        **about, cpu_minutes=CPU_MINUTES, torch=about["versions"]["torch"], message_tokens=MESSAGE_TOKENS,
+        **about, elsewhere=ELSEWHERE, torch=about["versions"]["torch"], message_tokens=MESSAGE_TOKENS,
         answer_tokens=ANSWER_TOKENS, scores="\n".join(scores), habits="\n".join(_habit_rows(table, measured)),
         right=right,
     )  # fmt: skip
@@ -197,7 +208,9 @@ def card(about: dict[str, Any], table: dict[str, Any], measured: dict[str, Rate]
 def _habit_rows(table: dict[str, Any], measured: dict[str, Rate]) -> list[str]:
     rows = []
     for situation, rates in table["text"]["habits"]["self"].items():
-        for habit, rate in ({"use": 0.0} | rates if situation in ("told", "pleased", "untold") else rates).items():
+        for habit, rate in (
+            {"use": 0.0} | rates if situation in ("told", "pleased", "untold") else rates
+        ).items():
             seen = measured.get(f"habit/{situation}/{habit}")
             if seen is not None:
                 rows.append(f"| {situation} | {habit} | {rate:.2f} | {_cells(seen)} |")

@@ -1,10 +1,11 @@
 """The text that the tiny base learns from: a simulator of habits, which writes chats as token ids.
 
-Ids come out of `ChatFormat`, exactly as in play, in the dialogue view. What is learned of a chat is one seat's own messages;
-what that seat writes is drawn from fixed *habits*, whatever comes of it: a message turn tells its facts, asks, guesses or
-chatters; an answer uses what was heard, or copies, or gives its own number, or guesses, asks, chatters. No habit depends on
-whether the team ends up right, so nothing here rewards telling. The other seat of a chat has habits of its own (`partner`):
-it talks more than the learned seat does, because only who hears facts can practise reading them; its words are never learned.
+Ids come out of `ChatFormat`, exactly as in play, in the dialogue view. What is learned of a chat is one
+seat's own messages; what that seat writes is drawn from fixed *habits*, whatever comes of it: a message turn
+tells its facts, asks, guesses or chatters; an answer uses what was heard, or copies, or gives its own number,
+or guesses, asks, chatters. No habit depends on whether the team ends up right, so nothing here rewards
+telling. The other seat of a chat has habits of its own (`partner`): it talks more than the learned seat does,
+because only who hears facts can practise reading them; its words are never learned.
 
 Other rows: the whole problem in one hand (worked out), one hand of a problem alone (a guess), and bare sums.
 
@@ -32,7 +33,12 @@ ASKS = ("What do you know?", "What are your facts?")
 IDLES = ("Hello!", "Ok.", "Let us start.", "Good luck!", "Here we go.", "Ready.")
 TELLS = ("I know: {}", "{}")
 PLEASE = "{} Please use this."
-USE, OWN, COPY, GUESS = "So {}. \\boxed{{{}}}", "I have {0}. \\boxed{{{0}}}", "You say {0}. \\boxed{{{0}}}", "Maybe {}."
+USE, OWN, COPY, GUESS = (
+    "So {}. \\boxed{{{}}}",
+    "I have {0}. \\boxed{{{0}}}",
+    "You say {0}. \\boxed{{{0}}}",
+    "Maybe {}.",
+)
 GUESS_BOX = "Maybe \\boxed{{{}}}"
 NUMBERS = range(150)
 MESSAGE_HABITS = ("tell", "please", "ask", "guess", "idle")
@@ -46,7 +52,8 @@ class Settings:
     """`[text]` of tiny.toml.
 
     rows: share of each kind of row. orders, facts: of chats. closed: share of chats with the channel closed.
-    habits: seat ("self" or "partner") -> situation ("message", "asked", "told", "pleased", "untold") -> rates.
+    habits: seat ("self" or "partner") -> situation ("message", "asked", "told", "pleased", "untold") ->
+    rates.
     """
 
     rows: Rates
@@ -62,7 +69,10 @@ class Settings:
             for situation, rates in situations.items():
                 known = MESSAGE_HABITS if situation in ("message", "asked") else ANSWER_HABITS
                 if unknown := set(rates) - set(known):
-                    raise BadInput(f"habits.{seat}.{situation}: {sorted(unknown)} is no habit; expected {', '.join(known)}")
+                    raise BadInput(
+                        f"habits.{seat}.{situation}: {sorted(unknown)} is no habit; "
+                        f"expected {', '.join(known)}"
+                    )
                 tables[f"habits.{seat}.{situation}"] = rates
         for name, rates in tables.items():
             if abs(sum(rates.values()) - 1) > 1e-9 or min(rates.values()) < 0:
@@ -92,7 +102,9 @@ def shard(
 class Writer:
     """Draws rows from one generator."""
 
-    def __init__(self, settings: Settings, form: ChatFormat, random: np.random.Generator, reserved: frozenset[str]):
+    def __init__(
+        self, settings: Settings, form: ChatFormat, random: np.random.Generator, reserved: frozenset[str]
+    ):
         self.settings, self.form, self.random, self.reserved = settings, form, random, reserved
         self.dropped = 0
 
@@ -171,7 +183,8 @@ class Writer:
             text = self.reply(seat == me, last, hands, seat, heard, task)
             if seat == me:
                 lines = tuple(
-                    Line(None, w) if s == me else Line(s, w if is_open else self.form.words.no_message) for s, w in said
+                    Line(None, w) if s == me else Line(s, w if is_open else self.form.words.no_message)
+                    for s, w in said
                 )
                 scene = Scene(me, seats, hands[me], task.question, lines, tuple(own), last)
                 prompt = self.form.prompt_ids(scene, "dialogue")
@@ -185,7 +198,13 @@ class Writer:
     # --- habits ---
 
     def reply(
-        self, mine: bool, last: bool, hands: Mapping[str, Sequence[str]], seat: str, heard: list[tuple[str, str]], task: Task
+        self,
+        mine: bool,
+        last: bool,
+        hands: Mapping[str, Sequence[str]],
+        seat: str,
+        heard: list[tuple[str, str]],
+        task: Task,
     ) -> str:
         who, words = "self" if mine else "partner", [w for _, w in heard]
         if not last:
@@ -235,14 +254,14 @@ def number_in(fact: str) -> int:
 
 
 def boxed_or_guessed(words: str) -> str:
-    """The number that a heard line gives as an answer: of its box, or of a "Maybe 23."; "" when it gives none."""
+    """The number that a heard line gives as an answer, in a box or a "Maybe 23."; "" when it gives none."""
     if "\\boxed{" in words:
         return words.rpartition("\\boxed{")[2].partition("}")[0]
     return words.removeprefix("Maybe ").rstrip(".") if words.startswith("Maybe ") else ""
 
 
 def words() -> list[str]:
-    """Texts that hold every word of puzzles, habits and the short wording as it stands in play: the tokenizer's words."""
+    """Texts that hold every word of puzzles, habits and the short wording as it stands in play."""
     short = WORDINGS["short"]
     spoken = [t.format("Tom", 1) for t in (*TELLS, PLEASE, USE, OWN, COPY, GUESS, GUESS_BOX, *ASKS, *IDLES)]
     spoken += [short.no_message, *(f"{name} has 1 {o}." for name in NAMES for o in OBJECTS)]
@@ -251,5 +270,7 @@ def words() -> list[str]:
     filled = dict(x="Tom", y="Mia", z="Ben", w="Amy", a=1, b=2, c=3, d=4, o="apples")
     for kind in KINDS:
         facts = [p.format(**filled) for phrasings in kind.facts for p in phrasings]
-        fixed += [f"{short.facts} {fact}" for fact in facts] + [f"{short.question} {q.format(**filled)}" for q in kind.questions]
+        fixed += [f"{short.facts} {fact}" for fact in facts] + [
+            f"{short.question} {q.format(**filled)}" for q in kind.questions
+        ]
     return [*fixed, *spoken, *speakers, *(f"{short.partner}: {text}" for text in spoken)]

@@ -1,0 +1,52 @@
+"""Writes the README's table from a study's results.json, between the two marks that stand there.
+
+python scripts/readme_table.py results/quickstart/results.json README.md
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cotalk import results
+from cotalk.stats import Rate
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+SHOWN = ("base_closed", "base_open", "trained_closed", "trained_open", "trained_a_base_b", "base_a_trained_b",
+         "skyline", "floor")  # fmt: skip
+TALK = ("sends", "uses", "asks")
+
+
+def table(document: results.Json) -> str:
+    lines = [
+        "| condition | solved, 95% interval | every seed | n | " + " | ".join(TALK) + " |",
+        "|---|---|---|---|" + "---|" * len(TALK),
+    ]
+    for name in SHOWN:
+        condition = document["conditions"].get(name)
+        if condition is None:
+            continue
+        size, seeds = condition["size"], condition["per_seed"]
+        trained = list(seeds) != ["base"]
+        of = [size["runs"]] * trained + [size["tasks"], size["chats"] * size["seats"]]
+        spoken = [f"{condition['talk'][t]['mean']:.2f}" if t in condition["talk"] else "" for t in TALK]
+        cells = [
+            condition["label"], Rate.from_json(condition["score"]).brief,
+            " ".join(f"{mean:.2f}" for mean in seeds.values()) if trained else "",
+            " x ".join(map(str, of)), *spoken,
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    text = target.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    made = f"{before}{BEGIN}\n{table(results.read(source))}\n{END}{after}"
+    target.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
