@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import safetensors.torch
 import torch
 from transformers import BertConfig, T5Config
 
-from conftest import CHATML, PLAIN, byte_tokenizer, deals, small_base, small_model
+from conftest import CHATML, PLAIN, THINKING, byte_tokenizer, deals, small_base, small_model
 from cotalk.base import Base, load_base, pick_device
 from cotalk.chat import BASE, Rules, Seating, converse
 from cotalk.engines.hf import HfEngine
@@ -322,3 +323,21 @@ def test_a_tokenizer_whose_pad_is_its_end_token_changes_nothing():
         ends
     )  # some were ended, with the end token among the recorded ids, and some cut
     assert [not cut for chat in played for *_, cut in chat] == ends
+
+
+def test_a_chat_that_cannot_fit_the_context_is_refused_before_it_is_played() -> None:
+    """Byte tokens: the prompt is about 110, two messages and two answers 4 x (200 + 32): over 512, under 2048."""
+    rules = Rules(message_tokens=200, answer_tokens=200)
+    small_base(max_position_embeddings=2048).check(rules, deals(2))
+    with pytest.raises(BadInput, match=r"may need 1,0\d\d tokens .* holds 512"):
+        small_base(max_position_embeddings=512).check(rules, deals(2))
+
+
+def test_a_base_made_for_one_view_warns_when_it_plays_another_and_a_rewriting_template_is_refused() -> None:
+    base = replace(small_base(), notes={"view": "dialogue"})
+    base.check(Rules(view="dialogue"), deals(1))
+    with pytest.warns(UserWarning, match="made for the dialogue view and plays transcript"):
+        base.check(Rules(view="transcript"), deals(1))
+    with pytest.raises(BadInput, match="cannot play the dialogue view"):
+        small_base(THINKING).check(Rules(view="dialogue"), deals(1))
+    small_base(THINKING).check(Rules(view="dialogue", order="AB"), deals(1))  # nobody speaks twice

@@ -139,7 +139,7 @@ def metrics(share: float, draw: random.Random) -> list[dict[str, Any]]:
         found.append(
             {"step": step, "reward": reward, "reward_strict": reward, "reward_lenient": reward, "parsed": 0.95,
              "groups/flat": 0.3, "cut": 0.0, "message_tokens": 9.0, "answer_tokens": 12.0,
-             "surprise": 0.4 - 0.01 * step}
+             "surprise": 0.4 - 0.01 * step, "ratio/mean": 1.0, "logprob_gap/mean": 1e-6}
         )  # fmt: skip
     return [*found, {"step": STEPS, "dev/score": 0.2 + share / 2}]
 
@@ -222,7 +222,7 @@ NAMED = {
     "contamination": checks.contamination, "noise floor": checks.noise_floor,
     "is the talk needed": checks.talk_needed, "length and cut-off": checks.lengths,
     "strict and lenient": checks.grading, "pass@k": checks.solved_once, "reward hacking": checks.reward_hacking,
-    "over-optimisation": checks.over_optimisation, "collapse": checks.collapse,
+    "over-optimisation": checks.over_optimisation, "collapse": checks.collapse, "on-policy": checks.on_policy,
     "random reward": checks.random_reward, "perturbed numbers": checks.perturbed_numbers,
 }  # fmt: skip
 
@@ -244,7 +244,7 @@ def test_a_sound_study_passes_every_check_that_applies(sound: Path) -> None:
         "over-optimisation", "random reward", "perturbed numbers",
     }  # fmt: skip
     assert not {name: told for name, told in verdicts.items() if told[0] not in ("pass", "not applicable")}
-    assert counts(check(sound)) == {"pass": 12, "not applicable": 3}
+    assert counts(check(sound)) == {"pass": 13, "not applicable": 3}
     assert verdicts["over-optimisation"][1] == "the proxy is the target"
 
 
@@ -499,6 +499,30 @@ def test_results_that_their_outcomes_do_not_give_are_stale(spoilt: Path) -> None
     assert each.result == "fail" and "base_open: results.json says 0." in each.detail
 
 
+@pytest.mark.parametrize(
+    ("ratio", "gap", "result"), [(1.0, 1e-6, "pass"), (1.02, 0.02, "look"), (1.0, 0.05, "look"), (0.9, 0.02, "fail"), (1.0, 0.2, "fail")]
+)  # fmt: skip
+def test_a_sampler_whose_probabilities_are_not_the_trainers_is_caught(
+    spoilt: Path, ratio: float, gap: float, result: str
+) -> None:
+    def drift(line: dict[str, Any]) -> None:
+        if line.get("step") == 7 and "ratio/mean" in line:
+            line |= {"ratio/mean": ratio, "logprob_gap/mean": gap}
+
+    changed(spoilt / "runs/open-17/metrics.jsonl", drift)
+    found = next(each for each in check(spoilt) if each.name == "on-policy")
+    assert found.result == result
+    assert found.n == len(SEEDS) * 2 * STEPS
+    assert ("open-17 step 7" in found.detail) == (result != "pass")
+
+
+def test_a_study_in_which_nothing_was_updated_fails_the_on_policy_check(spoilt: Path) -> None:
+    for path in spoilt.glob("runs/*/metrics.jsonl"):
+        changed(path, lambda line: line.pop("ratio/mean", None))
+    found = next(each for each in check(spoilt) if each.name == "on-policy")
+    assert (found.result, found.n) == ("fail", 0)
+
+
 def test_pass_at_k_counts_a_task_that_any_chat_solved() -> None:
     # one run, two tasks, two chats, one seat: task 0 solved once of two, task 1 never
     assert pass_at_k(np.array([[[[1.0], [0.0]], [[0.0], [0.0]]]])) == (0.25, 0.5, 2)
@@ -652,7 +676,7 @@ def test_the_command_prints_a_table_and_ends_in_1_on_a_fail(
 ) -> None:
     assert main(["check", str(sound)]) == 0
     shown = capsys.readouterr().out
-    assert "looked at" in shown and "noise floor" in shown and "12 pass" in shown
+    assert "looked at" in shown and "noise floor" in shown and "13 pass" in shown
     shutil.rmtree(spoilt / "outcomes")
     assert main(["check", str(spoilt), "--json"]) == 1
     told = {each["name"]: each for each in json.loads(capsys.readouterr().out)}

@@ -10,17 +10,23 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cotalk.chat import Rules
+from cotalk.deal import Deal
 from cotalk.errors import BadInput
 from cotalk.lora import weights_sha256
 from cotalk.view import ChatFormat
 
 TINY = Path(__file__).parent / "bases" / "tiny"
+LINE_TOKENS = 32  # around a message: its speaker, the instruction, the template's own
+LARGE = 200_000_000  # bytes of weights that take long enough to read for a progress bar
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,31 @@ class Base:
     form: ChatFormat
     sha256: str
     notes: dict[str, Any]
+
+    def check(self, rules: Rules, deals: Iterable[Deal]) -> None:
+        """Refuses rules that this base cannot play, before anything is played.
+
+        Its template must grow by appending where a seat speaks twice in `dialogue`, and the longest prompt with every
+        message at its cap must fit its context. Warns when it was made for another view.
+        """
+        if rules.view == "dialogue" and len(set(rules.order)) < len(rules.order):
+            self.form.require_dialogue()
+        made_for = self.notes.get("view")
+        if made_for not in (None, rules.view):
+            warnings.warn(
+                f"base {self.name!r} was made for the {made_for} view and plays {rules.view}: it meets prompts that it "
+                f"was not trained on. Use --view {made_for}",
+                stacklevel=2,
+            )
+        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        needed = self.form.longest_prompt(rules.seats, deals, rules.view) + sum(
+            rules.budget(turn) + LINE_TOKENS for turn in range(len(rules.order))
+        )
+        if room and needed > room:
+            raise BadInput(
+                f"a chat may need {needed:,} tokens (the longest task's prompt and every message at its cap), and base "
+                f"{self.name!r} holds {room:,}: lower --message-tokens or --answer-tokens, or shorten the order"
+            )
 
 
 def pick_device(device: str) -> str:
@@ -118,7 +149,23 @@ def _from_directory(directory: Path, dtype: str) -> tuple[Any, Any]:
             "Pickles can run code when they are read, so they are refused: save the model with save_pretrained"
         )
     expected = "a directory that transformers' AutoModelForCausalLM and AutoTokenizer can load"
-    return _load(str(directory), expected, dtype, use_safetensors=True, local_files_only=True)
+    with _bars(shown=sum(f.stat().st_size for f in directory.glob("*.safetensors")) > LARGE):
+        return _load(str(directory), expected, dtype, use_safetensors=True, local_files_only=True)
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """transformers' own progress bars, for what is large only."""
+    from transformers.utils import logging
+
+    before = logging.is_progress_bar_enabled()
+    if not shown:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            logging.enable_progress_bar()
 
 
 def _from_hub(name: str, dtype: str) -> tuple[Any, Any]:

@@ -643,6 +643,35 @@ def collapse(evidence: Evidence) -> Check:
     return settle("collapse", f"{n} steps of {len(evidence.jobs)} runs", n, fails=fails, looks=looks)
 
 
+RATIO_FAIL, RATIO_LOOK = 0.05, 0.01  # |mean ratio - 1| of a step; bfloat16 sampling lies within the second
+GAP_FAIL, GAP_LOOK = 0.1, 0.03  # mean |difference of log-probabilities|, in nats
+
+
+def on_policy(evidence: Evidence) -> Check:
+    """The trainer's probabilities of the sampled tokens are the sampler's: the ratio before an update is 1."""
+    fails, looks, n = [], [], 0
+    worst = (0.0, 0.0)
+    for run, (_, where) in evidence.jobs.items():
+        for step in (m for m in evidence.lines(where / "metrics.jsonl") if "ratio/mean" in m):
+            n += 1
+            off, gap = abs(step["ratio/mean"] - 1), step["logprob_gap/mean"]
+            worst = (max(worst[0], off), max(worst[1], gap))
+            told = f"{run} step {step['step']}: mean ratio {step['ratio/mean']:.4f}, gap {gap:.4f} nats"
+            if off > RATIO_FAIL or gap > GAP_FAIL:
+                fails.append(told)
+            elif off > RATIO_LOOK or gap > GAP_LOOK:
+                looks.append(told)
+    detail = f"mean ratio within {worst[0]:.6f} of 1, mean gap at most {worst[1]:.6f} nats"
+    return settle(
+        "on-policy",
+        f"{n} steps of {len(evidence.jobs)} runs",
+        n,
+        fails=fails[:5],
+        looks=looks[:5],
+        detail=detail,
+    )
+
+
 def _caps(evidence: Evidence, arm: str) -> Json:
     return {
         name: evidence.setting(arm, name) for name in ("message_tokens", "answer_tokens", "channel", "reward")
@@ -812,10 +841,10 @@ def finished(evidence: Evidence) -> Check:
 # --- all of them ------------------------------------------------------------------------------------------
 
 OF_RESULTS = (schema, pins, measures)
-OF_A_RUN = (finished, contamination, lengths, reward_hacking, over_optimisation, collapse, pins)
+OF_A_RUN = (finished, contamination, lengths, reward_hacking, over_optimisation, collapse, on_policy, pins)
 OF_A_STUDY = (
     schema, finished, pins, measures, contamination, noise_floor, talk_needed, lengths, grading, solved_once,
-    reward_hacking, over_optimisation, collapse, random_reward, perturbed_numbers,
+    reward_hacking, over_optimisation, collapse, on_policy, random_reward, perturbed_numbers,
 )  # fmt: skip
 
 

@@ -121,6 +121,8 @@ def _run_stack(
 ) -> dict[str, str]:
     first = study.job_config(jobs[0])
     base = load_base(first.base, first.dtype, first.device, first.wording)
+    for job in jobs:
+        base.check(study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = first.rules.seats
     per_job = [len(seats) if study.job_config(j).adapters == "per_seat" else 1 for j in jobs if j.arm]
     stack = Stack(

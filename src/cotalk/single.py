@@ -38,6 +38,7 @@ def train_one(config: Config, out: Path, console: Console) -> None:
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
     base = load_base(config.base, config.dtype, config.device, config.wording)
+    base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
     own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
     stack = _stack(base, config, max(own.values()))
@@ -71,6 +72,7 @@ def evaluate_one(
         raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
     tasks = prepare(config)
     base = load_base(config.base, config.dtype, config.device, config.wording)
+    base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
     places = adapters_in(adapter, seats) if adapter else {}
     stack = _stack(base, config, max(1, len(places)))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
@@ -352,6 +352,15 @@ class ChatFormat:
             return (*self._system_to_user, *self.text_ids(f"{system}\n{user}"), *self._generation)
         said = (*self._head, *self.text_ids(system), *self._system_to_user, *self.text_ids(user))
         return (*said, *self._generation)
+
+    def longest_prompt(self, seats: str, deals: Iterable[Any], view: str) -> int:
+        """Tokens of the longest first prompt of any seat of these deals (0 for none)."""
+        scenes = (
+            Scene(seat, seats, deal.hands[seat], deal.question, (), (), True)
+            for deal in deals
+            for seat in seats
+        )
+        return max((len(self.prompt_ids(scene, view)) for scene in scenes), default=0)
 
     def require_dialogue(self) -> None:
         """Refuses a base whose template cannot grow by appending, before anything is played with it."""

@@ -148,7 +148,7 @@ def _habits_of_task(group: Sequence[Chat]) -> dict[str, float]:
 
 # --- the card ---
 
-ELSEWHERE = "Another machine meets the same marks, not the same bytes; two idle cores take about 20 minutes."
+ELSEWHERE = "Another machine meets the same marks, not the same bytes."
 CARD = """# Cotalk's tiny base
 
 A {parameters:,}-parameter Llama-family model with a tokenizer of its own, trained from scratch by `cotalk
