@@ -67,3 +67,12 @@ def test_ten_seeds_that_never_solve_anything_fall_back_on_the_number_of_tasks() 
     rate = rate_over_seeds(np.zeros((10, 300, 2, 2)))
     assert rate.low == 0.0 and 0.01 < rate.high < 0.02
     assert rate_over_seeds(np.ones((10, 300, 2, 2))).low == pytest.approx(1 - rate.high)
+
+
+def test_no_mean_lies_outside_its_values_however_it_is_rounded() -> None:
+    """Ten runs of 199 tasks, all right but for one answer: some resamples are all ones, and none may pass 1."""
+    values = np.ones((10, 199))
+    values[3, 7] = 0.5
+    drawn = crossed_means([values], np.arange(199))
+    assert drawn.max() == 1.0
+    assert drawn.min() >= 0.5

@@ -500,7 +500,8 @@ def test_results_that_their_outcomes_do_not_give_are_stale(spoilt: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("ratio", "gap", "result"), [(1.0, 1e-6, "pass"), (1.02, 0.02, "look"), (1.0, 0.05, "look"), (0.9, 0.02, "fail"), (1.0, 0.2, "fail")]
+    ("ratio", "gap", "result"),
+    [(1.0, 1e-6, "pass"), (1.02, 0.02, "look"), (1.0, 0.05, "look"), (0.9, 0.02, "fail"), (1.0, 0.2, "fail")],
 )  # fmt: skip
 def test_a_sampler_whose_probabilities_are_not_the_trainers_is_caught(
     spoilt: Path, ratio: float, gap: float, result: str
