@@ -10,10 +10,10 @@ quickstart: .venv/installed
 	$(BIN)/cotalk quickstart
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-all: .venv/installed
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n auto -m "slow or not slow"
 
 check: .venv/checking
 	$(BIN)/ruff check src tests bench examples scripts
