@@ -36,7 +36,9 @@ def crossed_means(
     for i, values in enumerate(arms):
         runs = len(values)
         sums = cluster_sums(values, clusters)
-        weighted = draws(runs, resamples, 1 + i, key) @ (sums / runs).astype(np.float32)  # (resamples, clusters)
+        weighted = draws(runs, resamples, 1 + i, key) @ (sums / runs).astype(
+            np.float32
+        )  # (resamples, clusters)
         means = np.einsum("bc,bc->b", weighted, tasks) / totals
         found[i] = np.clip(means, values.min(), values.max())  # a mean lies there; float32 rounds past it
     return found
