@@ -412,3 +412,66 @@ def test_a_study_killed_with_kill_9_leaves_no_worker_behind_and_goes_on_to_the_s
 
 def test_the_evaluate_table_has_the_settings_of_the_published_evaluation_by_default() -> None:
     assert Evaluate() == Evaluate(chats=2, repeats=3, greedy=True, partners=True)
+
+
+# --- controls: chance rewards, other numbers, replaced messages --------------------------------------------------
+
+
+def test_the_controls_of_a_study_are_one_switch_each(here: None, tmp_path: Path) -> None:
+    """An arm paid by chance, held-out puzzles with other numbers, and messages replaced, down to results.json."""
+    run = {
+        "base": str(toy_base(tmp_path / "base")), "tasks": "puzzles", "device": "cpu", "steps": 2, "problems": 1,
+        "train_tasks": 4, "dev_tasks": 1, "heldout_tasks": 3, "message_tokens": 3, "answer_tokens": 4,
+        "rank": 4, "alpha": 8.0,
+    }  # fmt: skip
+    table = {
+        "seeds": [17, 18],
+        "run": run,
+        "arms": {"open": {}, "random": {"reward": "random"}},
+        "evaluate": {"partners": False, "perturbed": True, "causal": ["nothing"], "margin": 0.1},
+        "compare": [{"a": "trained_open", "b": "trained_random"}],
+    }
+    found = study_from("controls", table, None, None, "controls.toml")
+    document = run_study(found, tmp_path / "out", 1)
+    assert results.check(document) == [] and document["failed"] == {}
+    assert {"trained_random", "trained_open_perturbed", "base_open_perturbed"} <= set(document["conditions"])
+    assert document["perturbed"] == {"dealt": 3, "refused": {}}
+    # ABAB: turns 0, 1, 2 and A's two together; of each arm, the effects of "nothing"
+    for arm in ("open", "random"):
+        effects = document["causal"][f"trained_{arm}"]
+        assert [e["turns"] for e in effects] == [[0], [1], [2], [0, 2]]
+        assert {e["by"] for e in effects} == {"nothing"}
+    assert document["comparisons"][0]["margin"] == 0.1
+    # chance pays whole chats 0 or 1, whatever was answered; evaluation is still graded on answers
+    lines = [
+        json.loads(line) for line in (tmp_path / "out/runs/random-17/chats.jsonl").read_text().splitlines()
+    ]
+    assert {line["reward"] for line in lines} == {0.0, 1.0}
+    assert not any(answer["strict"] for line in lines for answer in line["answers"].values())
+    assert document["conditions"]["trained_random"]["score"]["mean"] == 0.0
+    # other numbers: the same tasks by name, other facts
+    plain = (tmp_path / "out/scores/trained_open/open-17.jsonl").read_text().splitlines()
+    other = (tmp_path / "out/scores/trained_open_perturbed/open-17.jsonl").read_text().splitlines()
+    for a, b in zip(map(json.loads, plain), map(json.loads, other), strict=True):
+        assert b["task"].startswith(a["task"]) and a["hands"] != b["hands"]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "told"),
+    [
+        ({"causal": ["silence"]}, "replaced by 'silence'"),
+        ({"causal": True}, "a list of words"),
+        ({"margin": 1.5}, "from 0 to below 1"),
+        ({"margin": "big"}, "a number"),
+        ({"perturbed": 1}, "true or false"),
+    ],
+)
+def test_a_control_that_is_misspelt_is_refused(evaluation: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        made({"evaluate": evaluation})
+
+
+def test_conditions_on_other_tasks_are_not_compared() -> None:
+    pair = [{"a": "trained_open_perturbed", "b": "trained_closed"}]
+    with pytest.raises(BadInput, match="both on the same tasks"):
+        made({"evaluate": {"perturbed": True}, "compare": pair})
