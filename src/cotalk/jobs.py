@@ -185,6 +185,15 @@ def _life(
 # --- worker processes on a CPU -------------------------------------------------------------------------------
 
 
+WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # glibc: keep freed blocks instead of giving them back and faulting them in again at every step
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
+}
+
+
 def _in_workers(
     study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
 ) -> dict[str, str]:
@@ -193,8 +202,8 @@ def _in_workers(
     owed, told = context.Queue(), context.Queue()
     for job in [*jobs, *[None] * workers]:
         owed.put(job)
-    threads = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(threads, "1"))
+    before = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
+    os.environ.update(WORKER_ENVIRONMENT)
     try:
         processes = [
             context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)
@@ -202,7 +211,7 @@ def _in_workers(
         for process in processes:
             process.start()
     finally:
-        for name, value in threads.items():
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -2,11 +2,11 @@
 
 Everything that decides the result stands in tiny.toml. The steps:
 
-1. tokenizer: byte-level BPE over the list of words and of the numbers 0..149, so that each of them is one token
-   (with and without the space before it) and any other text still encodes;
+1. tokenizer: byte-level BPE over the list of words and of the numbers 0..149, so that each of them is one
+   token (with and without the space before it) and any other text still encodes;
 2. text: rows from tiny_text.py, each seen once;
-3. training: next-token loss on what the learned seat says, a warm-up, then the rate falls linearly to 0; every
-   batch is a fair mixture of all kinds of rows, packed (batches of rows of like length were far worse);
+3. training: next-token loss on what the learned seat says, a warm-up, then the rate falls linearly to 0;
+   every batch is a fair mixture of all kinds of rows, packed (rows of like length together were far worse);
 4. measurements: the base plays puzzles of a seed of its own, sampled at temperature 1, alone and in chats;
 5. a directory that transformers' Auto classes open, with a model card that holds those measurements.
 

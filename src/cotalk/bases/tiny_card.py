@@ -151,26 +151,28 @@ def _habits_of_task(group: Sequence[Chat]) -> dict[str, float]:
 ELSEWHERE = "Another machine meets the same marks, not the same bytes."
 CARD = """# Cotalk's tiny base
 
-A {parameters:,}-parameter Llama-family model with a tokenizer of its own, trained from scratch by `cotalk
-base tiny` on {rows:,} rows ({tokens:,} tokens) of generated text, each seen once. It reads small word
-problems, adds and subtracts up to two digits, and chats in the `dialogue` view with the `short` wording. It
-exists so that the quickstart runs offline on a laptop: what it shows is the mechanics of learning to talk,
-not a fact about large models. It knows nothing else.
+A {parameters:,}-parameter Llama-family model with a tokenizer of its own, trained from scratch by
+`cotalk base tiny` on {rows:,} rows ({tokens:,} tokens) of generated text, each seen once.
+It reads small word problems, adds and subtracts up to two digits, and chats in the `dialogue` view with the
+`short` wording. It exists so that the quickstart runs offline on a laptop: what it shows is the mechanics of
+learning to talk, not a fact about large models. It knows nothing else.
 
 **What it does in a chat before reinforcement learning is a mixture of habits**, written down as rates in
 `tiny.toml` and drawn whatever comes of them: nothing in its training rewards telling, and it is indifferent
 about talking. The seat that it hears in its text talks more than it does itself, so that reading is
 practised; those words are never learned.
 
-Made on: {made_on}, {seconds} s, torch {torch}. {elsewhere} Seeds: weights {seed}, text {text_seed},
-measurements {measure_seed}. Of the puzzles drawn for the text, {dropped_puzzles} were dropped because they
-are among the first 4,096 of the train, dev or held-out stream. SHA-256 of model.safetensors: `{sha256}`.
+Made on: {made_on}, {seconds} s, torch {torch}. {elsewhere}
+Seeds: weights {seed}, text {text_seed}, measurements {measure_seed}.
+Of the puzzles drawn for the text, {dropped_puzzles} were dropped: they are among the first 4,096 of the
+train, dev or held-out stream. SHA-256 of model.safetensors:
+`{sha256}`.
 
 ## Measured
 
 Puzzles with two facts of a seed of their own (none of train, dev or held-out), sampled at temperature 1 with
-2 chats a puzzle (greedy: 1), order ABAB, caps {message_tokens} and {answer_tokens} tokens, right when the
-last box is the gold answer. Means over tasks with 95% intervals.
+2 chats a puzzle (greedy: 1), order ABAB, caps {message_tokens} and {answer_tokens} tokens; right
+is a last box that holds the gold answer. Means over tasks with 95% intervals.
 
 | condition | score | 95% | tasks |
 |---|---|---|---|
