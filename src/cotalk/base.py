@@ -171,7 +171,9 @@ def _bars(shown: bool) -> Iterator[None]:
 
 def _from_hub(name: str, dtype: str) -> tuple[Any, Any]:
     if "/" not in name and difflib.get_close_matches(name.lower(), ["tiny"]):
-        raise BadInput(f'base {name!r} is not known (did you mean "tiny"?): names on the hub read OWNER/MODEL')
+        raise BadInput(
+            f'base {name!r} is not known (did you mean "tiny"?): names on the hub read OWNER/MODEL'
+        )
     expected = (
         "the name of a model on the Hugging Face hub that has .safetensors (is there a network? is the name right? "
         'gated models need `hf auth login`), a model directory, a .gguf file, or "tiny"'
