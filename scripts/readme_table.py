@@ -14,7 +14,7 @@ from cotalk.stats import Rate
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 SHOWN = ("base_closed", "base_open", "trained_closed", "trained_open", "trained_a_base_b", "base_a_trained_b",
          "skyline", "floor")  # fmt: skip
-TALK = ("sends", "uses", "asks")
+TALK = ("sends", "uses")
 
 
 def table(document: results.Json) -> str:
@@ -29,7 +29,7 @@ def table(document: results.Json) -> str:
         size, seeds = condition["size"], condition["per_seed"]
         trained = list(seeds) != ["base"]
         of = [size["runs"]] * trained + [size["tasks"], size["chats"] * size["seats"]]
-        spoken = [f"{condition['talk'][t]['mean']:.2f}" if t in condition["talk"] else "" for t in TALK]
+        spoken = [Rate.from_json(condition["talk"][t]).brief if t in condition["talk"] else "" for t in TALK]
         cells = [
             condition["label"], Rate.from_json(condition["score"]).brief,
             " ".join(f"{mean:.2f}" for mean in seeds.values()) if trained else "",
