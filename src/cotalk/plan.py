@@ -23,7 +23,7 @@ from cotalk.study import Study, cores
 # Speeds of the `hf` engine and of padded training, measured (LAB.md): a GPU of the H200 class, and one CPU core.
 GPU_MS_A_LAYER = 3.3  # decoding one token of every row: bound by launches, whatever the rows
 GPU_TRAIN_FLOPS = 150e12  # padded rows, forward and backward of LoRA, 4 x parameters x tokens
-CPU_FLOPS = 20e9  # one core, small products
+CPU_FLOPS = 60e9  # one core, small products
 PROMPT_TOKENS = 300  # of a word problem with its instructions (messages of the chat come on top)
 LOGIT_BYTES = 4  # per token and vocabulary entry
 ACTIVATION_BYTES = 81  # per token, layer and hidden unit, kept for the backward pass (bfloat16)
@@ -96,7 +96,11 @@ class Plan:
             out.append(("memory", "unknown: the base's config is not here (its shape decides)"))
         where = f"{self.workers} workers on a CPU" if self.device == "cpu" else "one GPU of the H200 class"
         if self.minutes is not None:
-            cost = f", {self.minutes / 60 * self.price:.2f} at {self.price:.2f} an hour" if self.price else ""
+            cost = (
+                f", {self.minutes / 60 * self.price:.2f} at {self.price:.2f} an hour"
+                if self.price and self.device != "cpu"
+                else ""
+            )
             out.append(
                 ("expected", f"about {self.minutes:,.0f} minutes on {where}{cost} (messages half their caps)")
             )
