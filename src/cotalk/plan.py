@@ -96,11 +96,7 @@ class Plan:
             out.append(("memory", "unknown: the base's config is not here (its shape decides)"))
         where = f"{self.workers} workers on a CPU" if self.device == "cpu" else "one GPU of the H200 class"
         if self.minutes is not None:
-            cost = (
-                f", {self.minutes / 60 * self.price:.2f} at {self.price:.2f} an hour"
-                if self.price and self.device != "cpu"
-                else ""
-            )
+            cost = f", {self.minutes / 60 * self.price:.2f} at {self.price:.2f} an hour" if self.price else ""
             out.append(
                 ("expected", f"about {self.minutes:,.0f} minutes on {where}{cost} (messages half their caps)")
             )
