@@ -24,7 +24,6 @@ from cotalk.config import Config
 from cotalk.errors import BadInput, RunFailed
 
 console = Console()
-Flag = tyro.conf.FlagConversionOff
 
 
 @dataclass
@@ -358,7 +357,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (`cotalk` on the command line)."""
     try:
         signal.signal(signal.SIGTERM, _stopped)
-        about = str(__doc__).split("\n", maxsplit=1)[0]
+        about = "Teach copies of a language model to communicate, and prove that they did."
         command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
         return command()
     except BadInput as error:
