@@ -18,8 +18,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table as RichTable
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from cotalk.config import Config
 from cotalk.deal import Deal
@@ -29,25 +27,11 @@ from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import GRPO, Group
 from cotalk.run import RunDirectory
+from cotalk.shapes import SHAPES, byte_tokenizer, random_model
 from cotalk.stack import drive
 from cotalk.task import Task
 from cotalk.train import Run, train
 from cotalk.view import ChatFormat
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-SHAPES = {
-    "qwen2.5-1.5b": dict(
-        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-        num_key_value_heads=2, max_position_embeddings=32768, rope_theta=1e6, tie_word_embeddings=True,
-    ),
-    "tiny": dict(
-        vocab_size=800, hidden_size=128, intermediate_size=320, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True,
-    ),
-}  # fmt: skip
 
 
 class Alternating(GRPO):
@@ -57,18 +41,6 @@ class Alternating(GRPO):
         for chat in group.chats:
             chat.reward = float(chat.number % 2)
         super().credit(group)
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
-    letters = special + sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(special)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|pad|>", eos_token="<|im_end|>")
-    fast.chat_template = TEMPLATE
-    return fast
 
 
 def deals(n: int) -> list[Deal]:
@@ -90,11 +62,9 @@ def main() -> None:
     parser.add_argument("--view", default="transcript")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    torch.manual_seed(0)
     dtype = torch.bfloat16 if options.device != "cpu" else torch.float32
-    with torch.device(options.device):
-        model = Qwen2ForCausalLM(Qwen2Config(**SHAPES[options.shape], attn_implementation="sdpa")).to(dtype)
-    form = ChatFormat(tokenizer(), "full")
+    model = random_model(options.shape, options.device, dtype)
+    form = ChatFormat(byte_tokenizer(), "full")
     config = Config(steps=options.steps, train_tasks=64, dev_tasks=0, view=options.view, normaliser="sampled")
     stack = Stack(model, 1, config.rank, config.alpha)
     seen: list[dict] = []

@@ -20,8 +20,9 @@ from cotalk.chat import Player, Reply, Seating, View, converse
 from cotalk.config import Config
 from cotalk.engines import hf
 from cotalk.engines.hf import HfEngine, segments_of
-from cotalk.learner import Learner, rows_of
+from cotalk.learner import Learner
 from cotalk.lora import Stack
+from cotalk.rows import rows_of
 from cotalk.sample import generator, key
 from cotalk.view import Scene
 
@@ -253,8 +254,8 @@ def test_log_probabilities_equal_the_trainers_score_of_the_same_ids(
     rows = [row for chat in chats for row in rows_of(chat)]
     for seat, k in learner.adapters.items():
         with torch.no_grad():
-            now, sampled, _ = learner.score(k, [r for r in rows if r.seat == seat])
-            other, _, _ = learner.score(3 - k, [r for r in rows if r.seat == seat])
+            now, sampled, _ = learner.scorer.score(k, [r for r in rows if r.seat == seat])
+            other, _, _ = learner.scorer.score(3 - k, [r for r in rows if r.seat == seat])
         assert len(now) > 50
         assert torch.allclose(now, sampled, rtol=0, atol=1e-4)
         assert ((now - sampled).exp() - 1).abs().max() < 1e-3  # the on-policy ratio

@@ -30,8 +30,9 @@ from conftest import small_base
 from cotalk.chat import Reply, View
 from cotalk.config import Config
 from cotalk.engines import Engine
-from cotalk.learner import Learner, rows_of
+from cotalk.learner import Learner
 from cotalk.lora import Stack
+from cotalk.rows import rows_of
 from cotalk.run import RunDirectory
 from cotalk.single import train_one
 from cotalk.stack import drive

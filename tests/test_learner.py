@@ -13,8 +13,10 @@ from conftest import byte_tokenizer, deals, small_model
 from cotalk.chat import Chat, Message, Player, Reply, Rules, Seating, converse
 from cotalk.config import Config
 from cotalk.errors import RunFailed
-from cotalk.learner import Learner, Row, micro_batches, rows_of
+from cotalk.learner import Learner
 from cotalk.lora import Stack, weights_sha256
+from cotalk.padded import PaddedScorer, micro_batches
+from cotalk.rows import Row, rows_of
 from cotalk.view import ChatFormat
 
 END = 4  # <|end|> of the byte tokenizer
@@ -224,9 +226,9 @@ def test_nothing_is_computed_where_there_is_no_credit_so_a_nan_there_cannot_matt
     rest = message("A", [10, 11, 20, 21, END, 3, 13], [22, END], 0.5)
     plain = chat_of(message("A", [10, 11], [20, 21], None), rest)
     spoilt = chat_of(message("A", [10, 11], [20, 21], None, logprobs=nan), rest)
-    asked, logits = [], Learner._logits
+    asked, logits = [], PaddedScorer._logits
     monkeypatch.setattr(
-        Learner, "_logits", lambda self, i, w: (asked.append(w.tolist()), logits(self, i, w))[1]
+        PaddedScorer, "_logits", lambda self, i, w: (asked.append(w.tolist()), logits(self, i, w))[1]
     )
     expected = gradient(learner_of(), [plain])
     assert same(gradient(learner_of(), [spoilt]), expected, 0.0)
@@ -245,7 +247,7 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved_and_the_gradient_is_the_s
 ) -> None:
     chats = some_chats()
     whole = gradient(learner_of(), chats)
-    score, sizes = Learner.score, []
+    score, sizes = PaddedScorer.score, []
 
     def scarce(self, k, rows):
         sizes.append(len(rows))
@@ -254,11 +256,13 @@ def test_a_batch_that_does_not_fit_in_memory_is_halved_and_the_gradient_is_the_s
             raise torch.OutOfMemoryError("no room")
         return found
 
-    monkeypatch.setattr(Learner, "score", scarce)
+    monkeypatch.setattr(PaddedScorer, "score", scarce)
     learner = learner_of()
     assert same(gradient(learner, chats), whole)
     assert max(sizes) > 3 and sum(n for n in sizes if n <= 3) == max(sizes)  # each row counted once
-    monkeypatch.setattr(Learner, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+    monkeypatch.setattr(
+        PaddedScorer, "score", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room"))
+    )
     with pytest.raises(RunFailed, match=r"one row of \d+ tokens does not fit"):
         gradient(learner, chats)
 
@@ -416,7 +420,7 @@ def test_the_ratio_is_logged_from_trained_tokens_only() -> None:
     learner = learner_of()
     rows = rows_of(chat_of(message("A", [10], [20, 21], 1.0), message("B", [12], [30], None)))
     with torch.no_grad():
-        now, _, _ = learner.score(1, rows)
+        now, _, _ = learner.scorer.score(1, rows)
     a, b = now[:2], now[2:]
     chat = chat_of(
         message("A", [10], [20, 21], 1.0, logprobs=tuple((a - 0.1).tolist())),
@@ -434,10 +438,10 @@ def test_a_positive_credit_makes_a_message_likelier_and_a_negative_one_less_like
     learner = learner_of(normaliser="credited")
     rows = rows_of(chat_of(good, bad))
     with torch.no_grad():
-        before, _, _ = learner.score(1, rows)
+        before, _, _ = learner.scorer.score(1, rows)
     learner.update([chat_of(good, bad)], 1e-3)
     with torch.no_grad():
-        after, _, _ = learner.score(1, rows)
+        after, _, _ = learner.scorer.score(1, rows)
     assert (after - before)[:2].sum() > 0.01 and (after - before)[2:].sum() < -0.01
 
 
@@ -445,4 +449,4 @@ def test_scoring_needs_the_temperature_it_was_sampled_at() -> None:
     row = rows_of(counted())
     hot, cold = learner_of(temperature=1.0), learner_of(temperature=0.5)
     with torch.no_grad():
-        assert (hot.score(1, row)[0] - cold.score(1, row)[0]).abs().max() > 0.1
+        assert (hot.scorer.score(1, row)[0] - cold.scorer.score(1, row)[0]).abs().max() > 0.1

@@ -15,7 +15,7 @@ from conftest import CHATML, LATE_SYSTEM, NO_SYSTEM, PLAIN, SPECIALS, THINKING, 
 from cotalk.chat import Chat, Player, Reply, Rules, Seating, converse
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
-from cotalk.learner import rows_of
+from cotalk.rows import rows_of
 from cotalk.task import Task
 from cotalk.view import ChatFormat, Line, Scene, Wording, one_line
 

@@ -31,8 +31,9 @@ class Config:
     """Of the base's weights; auto: float32 on a CPU, bfloat16 on a GPU. Adapters are always float32."""
     device: str = "auto"
     """Where the model runs: "cpu", "cuda", or auto (a GPU if there is one)."""
-    engine: Literal["hf"] = "hf"
-    """What turns views into replies."""
+    engine: Literal["auto", "fast", "hf"] = "auto"
+    """What turns views into replies, and trains: "fast" (Llama family, by hand), "hf" (transformers' own modules,
+    everywhere), or auto: fast on a GPU where the base allows it, else hf."""
 
     tasks: str = "puzzles"
     """Where tasks come from: "puzzles", "gsm8k", "gsm_symbolic", a directory, a .jsonl file, or file.py:function."""

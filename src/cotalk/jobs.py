@@ -29,7 +29,7 @@ from cotalk.base import load_base, pick_device
 from cotalk.checks import git_state
 from cotalk.config import Config
 from cotalk.engines import Table
-from cotalk.engines.hf import HfEngine
+from cotalk.engines.choose import Pair, choose
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Evaluation, evaluate, read_score
 from cotalk.grade import load_grader
@@ -128,7 +128,7 @@ def _run_stack(
     stack = Stack(
         base.model, max(1, sum(per_job)), first.rank, first.alpha, first.target_layers, base.name, base.sha256
     )
-    engine, failures, at = Table(HfEngine(stack, base.form.end_ids)), {}, 1
+    pair, failures, at = choose(first.engine, stack, base.form.end_ids), {}, 1
     lives: dict[str, Playing] = {}
     for job in jobs:
         config = study.job_config(job)
@@ -136,7 +136,7 @@ def _run_stack(
         if job.arm:
             own = {seat: at + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
             at = max(own.values()) + 1
-        lives[job.name] = _life(study, out, tasks, job, config, base.form, stack, own, progress)
+        lives[job.name] = _life(study, out, tasks, job, config, base.form, stack, pair, own, progress)
 
     def failed(name: str, error: Exception) -> None:
         if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
@@ -146,13 +146,13 @@ def _run_stack(
             f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
         )
 
-    drive(lives, engine, failed)
+    drive(lives, Table(pair.engine), failed)
     return failures
 
 
 def _life(
-    study: Study, out: Path, tasks: Tasks, job: Job, config: Config, form: Any, stack: Stack, own: dict[str, int],
-    progress: Progress,
+    study: Study, out: Path, tasks: Tasks, job: Job, config: Config, form: Any, stack: Stack, pair: Pair,
+    own: dict[str, int], progress: Progress,
 ) -> Playing:  # fmt: skip
     """A job from beginning to end: train, then play its conditions on the held-out tasks, once."""
     grader = load_grader(config.grade) if config.grade else None
@@ -160,7 +160,8 @@ def _life(
     players = {}
     if job.arm:
         run = Run(
-            job.name, config, tasks.train, tasks.dev, form, Learner(stack, own, config), method(config),
+            job.name, config, tasks.train, tasks.dev, form,
+            Learner(stack, own, config, pair.scorer(config.temperature)), method(config),
             RunDirectory(out / "runs" / job.name), grader,
             progress=lambda step, m: progress(job.name, "train", step, config.steps, m),
         )  # fmt: skip
@@ -202,12 +203,28 @@ def _in_workers(
     owed, told = context.Queue(), context.Queue()
     for job in [*jobs, *[None] * workers]:
         owed.put(job)
+    processes = [
+        context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)
+    ]
+    try:
+        _start(processes)
+        return _listen(processes, told, progress)
+    finally:
+        for process in processes:
+            if process.pid is not None:  # it was started
+                if process.is_alive():
+                    process.terminate()
+                process.join()
+        for line in (owed, told):  # what a stopped worker left in them is owed again
+            line.close()
+            line.cancel_join_thread()
+
+
+def _start(processes: Sequence[Any]) -> None:
+    """Starts workers in their own environment; this process's is as before."""
     before = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
     os.environ.update(WORKER_ENVIRONMENT)
     try:
-        processes = [
-            context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)
-        ]
         for process in processes:
             process.start()
     finally:
@@ -216,16 +233,6 @@ def _in_workers(
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-    try:
-        return _listen(processes, told, progress)
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.terminate()
-            process.join()
-        for line in (owed, told):  # what a stopped worker left in them is owed again
-            line.close()
-            line.cancel_join_thread()
 
 
 def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str, str]:

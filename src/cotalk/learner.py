@@ -9,17 +9,14 @@ policy gradient with importance ratio 1 (REINFORCE; GRPO, arXiv 2402.03300, with
 One normaliser a step: how rows share micro-batches cannot change the gradient. Only tokens with credit are scored:
 nothing that stands elsewhere, NaN included, can reach the loss.
 
-A row is cut from a chat by one rule, for every view: a seat's next prompt that begins with all of the row so far
-goes on with the row (dialogue), any other starts a new one (transcript).
-
-Left out: packed attention for the GPU, prefix sharing (the `fast` path).
+Left out: how rows are scored and differentiated (padded.py; decoder/training.py for the Llama family on a GPU).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -27,40 +24,18 @@ from cotalk.chat import Chat
 from cotalk.config import Config
 from cotalk.errors import RunFailed
 from cotalk.lora import Stack
+from cotalk.padded import PaddedScorer
+from cotalk.rows import Row, rows_of
 
 
-@dataclass
-class Row:
-    """Token ids of one training row, and the sampled spans in it.
+class Scorer(Protocol):
+    """Scores and differentiates rows of one adapter. `gradients` may raise torch.OutOfMemoryError."""
 
-    spans: (first place of the sampled ids, their log-probabilities when sampled, credit).
-    """
+    def batches(self, rows: Sequence[Row], budget: int) -> Iterator[list[Row]]: ...
 
-    seat: str
-    ids: list[int]
-    spans: list[tuple[int, tuple[float, ...], float | None]] = field(default_factory=list)
-
-    @property
-    def credited(self) -> Row:
-        """The row with those spans only that have credit (neither `None` nor 0)."""
-        return replace(self, spans=[s for s in self.spans if s[2] and s[1]])
-
-
-def rows_of(chat: Chat) -> list[Row]:
-    """The training rows of a chat: learners' messages only, ids exactly as given and as sampled."""
-    rows: list[Row] = []
-    latest: dict[str, Row] = {}
-    for message in chat.messages:
-        if not message.learns:
-            continue
-        row = latest.get(message.seat)
-        if row is None or tuple(row.ids) != message.prompt[: len(row.ids)]:
-            row = latest[message.seat] = Row(message.seat, [])
-            rows.append(row)
-        row.ids = list(message.prompt)
-        row.spans.append((len(row.ids), message.logprobs, message.credit))
-        row.ids += message.ids
-    return rows
+    def gradients(
+        self, k: int, rows: Sequence[Row], normaliser: float
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]]: ...
 
 
 class Learner:
@@ -70,10 +45,12 @@ class Learner:
         stack: the frozen base with its adapters.
         adapters: seat -> row of the stack.
         config: learning rate, clip, normaliser and the rest.
+        scorer: what scores and differentiates rows; padded rows through transformers' modules when not given.
     """
 
-    def __init__(self, stack: Stack, adapters: dict[str, int], config: Config):
+    def __init__(self, stack: Stack, adapters: dict[str, int], config: Config, scorer: Scorer | None = None):
         self.stack, self.adapters, self.config = stack, adapters, config
+        self.scorer = scorer or PaddedScorer(stack, config.temperature)
         self.optimisers = {
             k: torch.optim.AdamW(
                 stack.parameters(k).values(),
@@ -81,6 +58,7 @@ class Learner:
                 betas=(config.beta1, config.beta2),
                 eps=1e-8,
                 weight_decay=0.0,
+                fused=stack.device.type == "cuda",
             )
             for k in sorted(set(adapters.values()))
         }
@@ -152,7 +130,7 @@ class Learner:
     def _backward(self, k: int, rows: Sequence[Row], normaliser: float) -> list[torch.Tensor]:
         """Adds to the gradient of adapter k. Returns log-probability now minus when sampled, (tokens,) a batch."""
         gaps = []
-        for batch in micro_batches(rows, self.config.batch_tokens):
+        for batch in self.scorer.batches(rows, self.config.batch_tokens):
             gaps += self._backward_batch(k, batch, normaliser)
         return gaps
 
@@ -173,67 +151,10 @@ class Learner:
     ) -> tuple[torch.Tensor, Sequence[torch.Tensor | None]] | None:
         """A batch's gaps and gradients, or None when it does not fit in memory (then nothing of it is left there)."""
         try:
-            logprobs, sampled, credit = self.score(k, batch)
-            loss = -(credit * logprobs).sum() / normaliser
-            parameters = list(self.stack.parameters(k).values())
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            return self.scorer.gradients(k, batch, normaliser)
         except torch.OutOfMemoryError as error:
             if len(batch) == 1:
                 tokens = len(batch[0].ids)
                 told = f"one row of {tokens} tokens does not fit in memory: lower the token budgets"
                 raise RunFailed(told) from error
             return None
-        return logprobs.detach() - sampled, gradients
-
-    def score(self, k: int, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probabilities of the sampled tokens of some rows under adapter k, at the sampling temperature.
-
-        Returns (tokens,) each: now, when sampled, credit (0 where a message has none).
-        """
-        device, temperature = self.stack.device, self.config.temperature
-        length = max(len(r.ids) for r in rows) - 1  # the last id predicts nothing
-        ids = torch.zeros(len(rows), length, dtype=torch.long)
-        where, targets = [], []
-        sampled: list[float] = []
-        credits: list[float] = []
-        for i, row in enumerate(rows):
-            ids[i, : len(row.ids) - 1] = torch.tensor(row.ids[:-1])
-            for start, logprobs, credit in row.spans:
-                stop = start + len(logprobs)
-                where.append(torch.arange(start - 1, stop - 1) + i * length)  # place p predicts id p + 1
-                targets += row.ids[start:stop]
-                sampled += logprobs
-                credits += [credit or 0.0] * len(logprobs)
-        with self.stack.serving([(k, 0, len(rows))]):
-            logits = self._logits(ids.to(device), torch.cat(where).to(device))
-        logits = logits.float() / (temperature or 1.0)
-        chosen = logits.gather(1, torch.tensor(targets, device=device)[:, None])[:, 0]
-        return (
-            chosen - logits.logsumexp(-1),
-            torch.tensor(sampled, dtype=torch.float32, device=device),
-            torch.tensor(credits, dtype=torch.float32, device=device),
-        )
-
-    def _logits(self, ids: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-        """Logits at chosen places only (places, vocabulary): the output head is given just those states.
-
-        Rows are right-padded: a causal model's real tokens never see the padding, so no mask is needed.
-        """
-        head = self.stack.model.get_output_embeddings()
-        hook = head.register_forward_pre_hook(lambda _, inputs: (inputs[0].flatten(0, 1)[where][None],))
-        try:
-            return self.stack.model(input_ids=ids, use_cache=False).logits[0]
-        finally:
-            hook.remove()
-
-
-def micro_batches(rows: Iterable[Row], budget: int) -> Iterator[list[Row]]:
-    """Rows of like length together, at most `budget` padded tokens a batch (a longer row goes alone)."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda r: len(r.ids), reverse=True):
-        if batch and (len(batch) + 1) * len(batch[0].ids) > budget:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch

@@ -23,9 +23,10 @@ from cotalk.engines import Table
 from cotalk.engines.hf import HfEngine
 from cotalk.engines.scripted import asker, sender, silent
 from cotalk.grade import grade as grade_text
-from cotalk.learner import Learner, rows_of
+from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import GRPO, Group
+from cotalk.rows import rows_of
 from cotalk.stack import drive
 from cotalk.task import Task
 from cotalk.train import grade

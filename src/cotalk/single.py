@@ -17,7 +17,7 @@ from cotalk.base import load_base
 from cotalk.chat import Player
 from cotalk.config import Config
 from cotalk.engines import Table
-from cotalk.engines.hf import HfEngine
+from cotalk.engines.choose import Pair, choose
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
 from cotalk.grade import load_grader
@@ -42,6 +42,7 @@ def train_one(config: Config, out: Path, console: Console) -> None:
     seats = config.rules.seats
     own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
     stack = _stack(base, config, max(own.values()))
+    pair = choose(config.engine, stack, base.form.end_ids)
     with Progress(console=console, refresh_per_second=2) as bar:
         task = bar.add_task("train", total=config.steps)
 
@@ -50,10 +51,11 @@ def train_one(config: Config, out: Path, console: Console) -> None:
             bar.update(task, completed=step, description=f"step {step}: {shares}, {m['seconds']:.1f} s")
 
         run = Run(
-            "run", config, tasks.train, tasks.dev, base.form, Learner(stack, own, config), method(config),
+            "run", config, tasks.train, tasks.dev, base.form,
+            Learner(stack, own, config, pair.scorer(config.temperature)), method(config),
             RunDirectory(out), load_grader(config.grade) if config.grade else None, told,
         )  # fmt: skip
-        _drive("run", train(run), stack, base)
+        _drive("run", train(run), pair)
     shown = RichTable(title=f"{out}: dev tasks, greedy (curves, not a result)", title_justify="left")
     for column in ("step", "dev score", "sends", "uses", "asks"):
         shown.add_column(column)
@@ -93,7 +95,8 @@ def evaluate_one(
         evaluation = Evaluation(
             out, name, config.seed, config, tasks.heldout, base.form, own, grader, lambda _: bar.advance(task)
         )
-        _drive(name, evaluate(evaluation, [(condition, p) for p in passes]), stack, base)
+        pair = choose(config.engine, stack, base.form.end_ids)
+        _drive(name, evaluate(evaluation, [(condition, p) for p in passes]), pair)
     score = read_score(
         out, condition, {name: None}, tasks.heldout, greedy=greedy, repeats=1 if greedy else repeats
     )
@@ -143,8 +146,8 @@ def _stack(base: Any, config: Config, adapters: int) -> Stack:
     )
 
 
-def _drive(name: str, playing: Any, stack: Stack, base: Any) -> None:
+def _drive(name: str, playing: Any, pair: Pair) -> None:
     def failed(_: str, error: Exception) -> None:
         raise error
 
-    drive({name: playing}, Table(HfEngine(stack, base.form.end_ids)), failed)
+    drive({name: playing}, Table(pair.engine), failed)
