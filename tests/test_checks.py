@@ -315,6 +315,23 @@ def test_a_held_out_text_that_was_trained_on_fails(spoilt: Path) -> None:
     assert "3 repeats dropped" in found(spoilt, "contamination").detail
 
 
+def test_a_held_out_text_that_is_nearly_a_trained_one_or_of_its_template_is_pointed_at(spoilt: Path) -> None:
+    """Of 29 words the last is another: 8-grams over 28 of them. With other numbers: the same template."""
+    line = lines_of(spoilt / "scores/base_open/base.jsonl")[0]
+    path = spoilt / "runs/open-17/chats.jsonl"
+    trained = lines_of(path)
+    write(path, [*trained, line | {"step": 1, "question": line["question"].replace("there?", "here?")}])
+    each = found(spoilt, "contamination")
+    assert each.result == "look" and "1 texts share 8-grams over 80% of their words" in each.detail
+    other = {
+        seat: [fact.replace("4", "7").replace("3", "9") for fact in facts]
+        for seat, facts in line["hands"].items()
+    }
+    write(path, [*trained, line | {"step": 1, "hands": other}])
+    each = found(spoilt, "contamination")
+    assert each.result == "look" and "texts share a template" in each.detail
+
+
 def test_a_renamed_field_is_a_fail_and_not_a_pass_over_no_texts(spoilt: Path) -> None:
     for path in (spoilt / "scores").glob("*/*.jsonl"):
         changed(path, lambda line: line.update(cards=line.pop("hands")))
