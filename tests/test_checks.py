@@ -115,6 +115,9 @@ CONDITIONS = {  # name -> share right, hand, its runs' arm
 }  # fmt: skip
 
 
+REPEATED = ("base_open", "trained_open", "trained_closed")
+
+
 def evaluated(name: str, run: str, share: float, hand: str, repeat: int = 0) -> list[dict[str, Any]]:
     draw, found = random.Random(f"{name} {run} {repeat}"), []
     for deal in HELD:
@@ -177,14 +180,18 @@ def write_study(path: Path) -> Path:
     for name, (share, hand, arm) in CONDITIONS.items():
         for run in runs[arm]:
             write(path / "scores" / name / f"{run}.jsonl", evaluated(name, run, share, hand))
-    for repeat in (1, 2):
-        write(
-            path / "scores/base_open" / f"base.repeat{repeat}.jsonl",
-            evaluated("base_open", "base", 0.2, "dealt", repeat),
-        )
+    for name in REPEATED:
+        share, hand, arm = CONDITIONS[name]
+        for run in runs[arm]:
+            for repeat in (1, 2):
+                write(
+                    path / "scores" / name / f"{run}.repeat{repeat}.jsonl",
+                    evaluated(name, run, share, hand, repeat),
+                )
     (path / "study.toml").write_text(
         f"seeds = {list(SEEDS)}\n[run]\n{toml_table(RUN)}"
         '[arms.open]\nchannel = "open"\n[arms.closed]\nchannel = "closed"\n'
+        "[evaluate]\nrepeats = 3\ntrained_repeats = 3\n"
     )
     collect(path, runs)
     return path
@@ -195,7 +202,7 @@ def collect(path: Path, runs: dict[str, dict[str, Any]]) -> None:
     scores = []
     for name, (_, hand, arm) in CONDITIONS.items():
         condition = Condition(name, name, "open", hand=hand, arm=arm)  # type: ignore[arg-type]
-        scores.append(read_score(path, condition, runs[arm], HELD, repeats=3 if name == "base_open" else 1))
+        scores.append(read_score(path, condition, runs[arm], HELD, repeats=3 if name in REPEATED else 1))
         scores[-1].save(path / "outcomes")
     document = results.build(
         "checked", scores, compare=[("trained_open", "trained_closed")], config={"seeds": list(SEEDS)},
@@ -251,7 +258,7 @@ def test_a_sound_study_passes_every_check_that_applies(sound: Path) -> None:
 def test_every_check_says_how_much_it_looked_at(sound: Path) -> None:
     looked = {each.name: (each.n, each.looked_at) for each in check(sound)}
     assert looked["contamination"] == (24, "104 texts x 24, train and dev against held-out")  # 100 + 4
-    assert looked["noise floor"] == (3, "3 evaluations")
+    assert looked["noise floor"] == (15, "3 evaluations of the base, 12 of 4 trained runs")
     assert looked["collapse"] == (80, "80 steps of 4 runs")
     assert looked["is the talk needed"][0] == 24
     assert looked["strict and lenient"][0] == 24 * 2 * (2 + 2 + 1 + 2 + 4 + 4)  # seats of each, and two seeds
@@ -308,6 +315,23 @@ def test_a_held_out_text_that_was_trained_on_fails(spoilt: Path) -> None:
     assert "3 repeats dropped" in found(spoilt, "contamination").detail
 
 
+def test_a_held_out_text_that_is_nearly_a_trained_one_or_of_its_template_is_pointed_at(spoilt: Path) -> None:
+    """Of 29 words the last is another: 8-grams over 28 of them. With other numbers: the same template."""
+    line = lines_of(spoilt / "scores/base_open/base.jsonl")[0]
+    path = spoilt / "runs/open-17/chats.jsonl"
+    trained = lines_of(path)
+    write(path, [*trained, line | {"step": 1, "question": line["question"].replace("there?", "here?")}])
+    each = found(spoilt, "contamination")
+    assert each.result == "look" and "1 texts share 8-grams over 80% of their words" in each.detail
+    other = {
+        seat: [fact.replace("4", "7").replace("3", "9") for fact in facts]
+        for seat, facts in line["hands"].items()
+    }
+    write(path, [*trained, line | {"step": 1, "hands": other}])
+    each = found(spoilt, "contamination")
+    assert each.result == "look" and "texts share a template" in each.detail
+
+
 def test_a_renamed_field_is_a_fail_and_not_a_pass_over_no_texts(spoilt: Path) -> None:
     for path in (spoilt / "scores").glob("*/*.jsonl"):
         changed(path, lambda line: line.update(cards=line.pop("hands")))
@@ -357,6 +381,74 @@ def test_an_evaluation_copied_is_no_repeat(spoilt: Path) -> None:
     shutil.copy(folder / "base.jsonl", folder / "base.repeat2.jsonl")
     each = found(spoilt, "noise floor")
     assert each.result == "fail" and "word for word the same" in each.detail
+
+
+def test_a_run_that_was_not_evaluated_as_often_as_the_study_promised_fails(spoilt: Path) -> None:
+    (spoilt / "scores/trained_closed/closed-18.repeat2.jsonl").unlink()
+    each = found(spoilt, "noise floor")
+    assert (each.result, each.looked_at) == ("fail", "3 evaluations of the base, 11 of 4 trained runs")
+    assert "of 3 evaluations that [evaluate] trained_repeats promises there are: closed-18 2" in each.detail
+    for path in (spoilt / "scores").glob("trained_*/*.jsonl"):
+        path.unlink()
+    each = found(spoilt, "noise floor")
+    assert (each.result, each.looked_at) == ("fail", "3 evaluations of the base, 0 of 4 trained runs")
+    assert "open-17 0, closed-17 0" in each.detail.replace("open-18 0, ", "")
+
+
+def test_a_base_that_was_evaluated_less_often_than_promised_fails(spoilt: Path) -> None:
+    toml = spoilt / "study.toml"
+    toml.write_text(toml.read_text().replace("repeats = 3", "repeats = 4", 1))
+    each = found(spoilt, "noise floor")
+    assert each.result == "fail" and "evaluated 3 times; expected 4" in each.detail
+
+
+def test_a_study_that_repeats_no_run_is_for_a_person_to_read(spoilt: Path) -> None:
+    toml = spoilt / "study.toml"
+    toml.write_text(toml.read_text().replace("trained_repeats = 3", "trained_repeats = 1"))
+    for path in (spoilt / "scores").glob("trained_*/*.repeat*.jsonl"):
+        path.unlink()
+    document = json.loads((spoilt / "results.json").read_text())
+    for condition in document["conditions"].values():
+        condition["repeats_per_seed"] = {seed: row[:1] for seed, row in condition["repeats_per_seed"].items()}
+    document["conditions"]["base_open"].pop("repeats_per_seed")
+    (spoilt / "results.json").write_text(json.dumps(document))
+    each = found(spoilt, "noise floor")
+    assert each.result == "look" and "no run was evaluated again" in each.detail
+    toml.write_text(toml.read_text().replace("trained_repeats = 1\n", ""))  # of an earlier version
+    assert found(spoilt, "noise floor").result == "look"
+
+
+def test_a_study_that_names_no_run_fails(spoilt: Path) -> None:
+    toml = spoilt / "study.toml"
+    toml.write_text(toml.read_text().replace(f"seeds = {list(SEEDS)}", "seeds = []"))
+    each = found(spoilt, "noise floor")
+    assert each.result == "fail" and "names no trained run" in each.detail
+
+
+def test_the_noise_of_each_condition_is_shown_and_worked_out_over_its_runs(spoilt: Path) -> None:
+    means = [
+        [float(np.mean([line["reward"] for line in lines_of(path)])) for path in sorted(paths)]
+        for paths in ([*(spoilt / "scores/trained_open").glob(f"open-{seed}*")] for seed in SEEDS)
+    ]
+    sd = np.sqrt(np.mean([np.var(row, ddof=1) for row in means]))  # two runs of three: pooled over 4
+    assert f"sd {sd:.4f} in trained_open" in found(spoilt, "noise floor").detail
+
+
+def test_repeats_in_the_results_that_are_not_those_on_disk_fail(spoilt: Path) -> None:
+    changed(
+        spoilt / "scores/trained_open/open-18.repeat1.jsonl",
+        lambda line: line.update(reward=1.0 - line["reward"]),
+    )
+    each = found(spoilt, "noise floor")
+    assert each.result == "fail"
+    assert "open-18 in trained_open: results.json has other evaluations than scores/" in each.detail
+
+
+def test_a_run_whose_repeat_is_a_copy_fails(spoilt: Path) -> None:
+    folder = spoilt / "scores/trained_open"
+    shutil.copy(folder / "open-17.jsonl", folder / "open-17.repeat1.jsonl")
+    each = found(spoilt, "noise floor")
+    assert each.result == "fail" and "open-17 in trained_open: two of its evaluations" in each.detail
 
 
 def test_a_difference_inside_the_noise_is_pointed_at(spoilt: Path) -> None:
@@ -616,7 +708,7 @@ def test_a_score_that_falls_with_other_numbers_is_pointed_at(spoilt: Path) -> No
     assert "5 refused: no number" in each.detail
     del document["conditions"]["trained_open_perturbed"]
     (spoilt / "results.json").write_text(json.dumps(document))
-    (spoilt / "study.toml").write_text((spoilt / "study.toml").read_text() + "[evaluate]\nperturbed = true\n")
+    (spoilt / "study.toml").write_text((spoilt / "study.toml").read_text() + "perturbed = true\n")
     assert found(spoilt, "perturbed numbers").result == "fail"  # asked for, and not there
 
 

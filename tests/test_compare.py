@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cotalk import cli
 from cotalk.compare import compared, replayed, told
@@ -34,10 +35,15 @@ def score(
     )  # fmt: skip
 
 
+def again(once: Score, *more: float) -> Score:
+    """The same score with more evaluations: each run's first, then as far from it as `more` says."""
+    return replace(once, repeats=tuple((m, *(m + by for by in more)) for m in once.seed_means.values()))
+
+
 def study(directory: Path, *levels: float, reward: str = "strict", key: int = 0) -> Path:
     """A study on disk: its arm open with these levels, its arm closed, and the untrained base, three times."""
     scores = [
-        replace(score("base_open", 0.2, seeds=(None,), key=key), repeats=(0.20, 0.21, 0.205)),
+        again(score("base_open", 0.2, seeds=(None,), key=key), 0.01, 0.005),
         score("trained_open", *levels, key=key + 1),
         score("trained_closed", 0.05, 0.03, 0.04, key=key + 2),
     ]
@@ -183,6 +189,20 @@ def test_evaluations_by_themselves_are_compared_over_tasks(tmp_path: Path) -> No
     (row,) = compared([tmp_path / "first", tmp_path / "second" / "outcomes" / "evaluate.npz"])
     assert (row["unit"], row["verdict"], row["n_a"]) == ("tasks", "helps", 30)
     assert row["sentence"].endswith("not of how they were trained.")
+
+
+def test_evaluations_that_were_repeated_bring_their_own_noise(tmp_path: Path) -> None:
+    """Three of each: sd .02 and .01, variances .0004 + .0001; Satterthwaite: .0005^2 / (.0004^2/2 + .0001^2/2)."""
+    for name, by in (("first", 0.02), ("second", 0.01)):
+        once = score("evaluate", 0.5, seeds=(None,), key=len(name))
+        again(once, by, -by).save(tmp_path / name / "outcomes")
+    paths = [tmp_path / "first", tmp_path / "second"]
+    (row,) = compared(paths)
+    df = 0.0005**2 / (0.0004**2 / 2 + 0.0001**2 / 2)
+    assert row["noise"] == pytest.approx(stats.t.ppf(0.975, df) * 0.0005**0.5)
+    score("evaluate", 0.5, seeds=(None,), key=9).save(tmp_path / "second" / "outcomes")
+    (row,) = compared(paths)  # the second was played once: the other's floor, of both
+    assert row["noise"] == pytest.approx(stats.t.ppf(0.975, 2) * 0.02 * 2**0.5)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:

@@ -284,8 +284,28 @@ def test_repeats_are_the_means_of_each_evaluation_the_first_one_first(tmp_path: 
     run_passes(evaluation, engine, [(OPEN, Pass(i)) for i in range(3)])
     score = read_score(tmp_path, OPEN, {"base": None}, deals(3), repeats=3)
     expected = [np.mean([line["reward"] for line in read(evaluation.path(OPEN, Pass(i)))]) for i in range(3)]
-    assert score.repeats == pytest.approx(expected) and len(set(expected)) == 3
+    assert score.repeats == (pytest.approx(expected),) and len(set(expected)) == 3
     assert score.outcomes.mean() == pytest.approx(expected[0]) and score.seeds == (None,)
+
+
+def test_each_run_has_repeats_of_its_own_and_the_score_is_the_first_pass_alone(tmp_path: Path) -> None:
+    condition = arm_conditions("open", Config(), False)[0]
+    runs: dict[str, int | None] = {"open-17": 17, "open-18": 18}
+    expected = {}
+    for run, seed in runs.items():
+        evaluation, engine = stand(tmp_path, run, seed or 0, trained=True)
+        run_passes(evaluation, engine, [(condition, Pass(i)) for i in range(2)])
+        expected[run] = [
+            np.mean([line["reward"] for line in read(evaluation.path(condition, Pass(i)))]) for i in range(2)
+        ]
+    once = read_score(tmp_path, condition, runs, deals(3))
+    again = read_score(tmp_path, condition, runs, deals(3), repeats=2)
+    assert again.repeats == tuple(pytest.approx(means) for means in expected.values())
+    assert len({mean for means in expected.values() for mean in means}) > 1
+    for name in ("outcomes", "strict", "lenient", "parsed"):
+        np.testing.assert_array_equal(getattr(once, name), getattr(again, name))
+    with pytest.raises(RunFailed, match=r"open-17\.repeat2"):
+        read_score(tmp_path, condition, runs, deals(3), repeats=3)
 
 
 def test_templates_are_clusters_only_where_they_are_asked_for(tmp_path: Path) -> None:

@@ -38,15 +38,15 @@ def test_runs_rows_and_tokens_worked_out() -> None:
     """A chat is at most 10 + 10 + 30 + 30 = 80 tokens. 6 runs x 10 steps x 2 x 3 chats x 80 = 28,800.
 
     Dev: at 0, 4, 8 and 10, so 4 looks x 4 tasks x 80 x 6 runs                                 = 7,680
-    An arm's run on 20 tasks: own channel, two partner conditions (2 chats each), one greedy:
-        20 x (2 + 2 + 2 + 1) x 80 x 6 runs                                                     = 67,200
+    An arm's run on 20 tasks: own channel 3 times, two partner conditions (2 chats each), one greedy:
+        20 x (2 x 3 + 2 + 2 + 1) x 80 x 6 runs                                                 = 105,600
     The base: open 3 times, closed (2 chats each), both greedy: 20 x (2 x 4 + 2) x 80          = 16,000
     Skyline: one seat, 20 x 2 x 30 = 1,200; floor: two halves, 20 x 2 x 2 x 30 = 2,400          = 3,600
     """
     found = plan(made(), device="cpu", workers=2)
     assert (found.runs, found.steps, found.rows) == (6, (10,), 6 * 2 * 3)
     assert found.sampled_tokens == 28_800
-    assert found.evaluation_tokens == 7_680 + 67_200 + 16_000 + 3_600
+    assert found.evaluation_tokens == 7_680 + 105_600 + 16_000 + 3_600
 
 
 def test_every_arm_counts_with_its_own_settings() -> None:
@@ -58,9 +58,8 @@ def test_every_arm_counts_with_its_own_settings() -> None:
 
 
 def test_what_is_not_evaluated_costs_nothing() -> None:
-    less = made(
-        evaluate={"chats": 1, "repeats": 1, "greedy": False, "partners": False}, run=RUN | {"dev_tasks": 0}
-    )
+    once = {"chats": 1, "repeats": 1, "trained_repeats": 1, "greedy": False, "partners": False}
+    less = made(evaluate=once, run=RUN | {"dev_tasks": 0})
     found = plan(less, device="cpu")
     # 6 runs once, base open and closed once, skyline, floor
     assert found.evaluation_tokens == 20 * 80 * 6 + 20 * 80 * 2 + 20 * 30 + 2 * 20 * 30

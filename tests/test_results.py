@@ -15,6 +15,7 @@ import jsonschema
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from cotalk.errors import BadInput
 from cotalk.results import MEASURES, Score, build, check, compare_scores, read, schema, stale, table, write
@@ -48,12 +49,17 @@ def base(condition: str, level: float, **more: Any) -> Score:
     return score(condition, level, seeds=(None,), **more)
 
 
+def again(once: Score, *more: float) -> Score:
+    """The same score with more evaluations: each run's first, then as far from it as `more` says."""
+    return replace(once, repeats=tuple((m, *(m + by for by in more)) for m in once.seed_means.values()))
+
+
 @pytest.fixture
 def results() -> dict[str, Any]:
     """A small study with every kind of condition and both kinds of comparison."""
-    trained = score("trained_open", 0.9, 0.85, 0.95)
+    trained = again(score("trained_open", 0.9, 0.85, 0.95), -0.01)
     scores = [
-        replace(base("base_open", 0.15), repeats=(0.15, 0.16, 0.14)),
+        again(base("base_open", 0.15), 0.01, -0.01),
         base("skyline", 0.95, seats="A"),
         trained,
         replace(score("trained_open", 0.95, 0.9, 0.95), decoding="greedy"),
@@ -74,7 +80,8 @@ def results() -> dict[str, Any]:
 
 
 def test_a_score_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
-    saved = replace(score("trained_open", 0.9, 0.5), clusters=tuple([None, "x"] * 20), repeats=(0.7,))
+    saved = replace(score("trained_open", 0.9, 0.5), clusters=tuple([None, "x"] * 20))
+    saved = again(saved, 0.01, 0.02)
     path = saved.save(tmp_path / "outcomes")
     back = Score.load(path)
     assert path.name == "trained_open.npz"
@@ -172,7 +179,17 @@ def test_the_document_has_the_shape_of_schema_1(results: dict[str, Any]) -> None
     assert (trained["score"]["n"], trained["score"]["unit"]) == (3, "seeds+tasks")
     assert list(trained["per_seed"]) == ["17", "18", "19"]
     assert trained["greedy"]["score"]["mean"] > 0.8
-    assert results["conditions"]["base_open"]["repeats"] == [0.15, 0.16, 0.14]
+    untrained = results["conditions"]["base_open"]
+    mean = untrained["score"]["mean"]
+    assert untrained["repeats"] == pytest.approx([mean, mean + 0.01, mean - 0.01])
+    assert untrained["repeats_per_seed"] == {"base": untrained["repeats"]}
+    assert trained["repeats"] == pytest.approx([trained["score"]["mean"], trained["score"]["mean"] - 0.01])
+    assert trained["repeats_per_seed"]["17"] == pytest.approx(
+        [trained["per_seed"]["17"], trained["per_seed"]["17"] - 0.01]
+    )
+    assert results["conditions"]["trained_closed"]["repeats"] == pytest.approx(
+        [results["conditions"]["trained_closed"]["score"]["mean"]]
+    )
     assert results["conditions"]["base_open"]["greedy"] is None
     assert list(results["conditions"]["skyline"]["per_seat"]) == ["A"]
 
@@ -211,8 +228,8 @@ def test_one_seed_an_arm_gives_no_claim_but_says_how_the_two_checkpoints_differ(
 
 def test_every_number_of_the_document_can_be_computed_again_from_its_outcomes(tmp_path: Path) -> None:
     scores = [
-        replace(base("base_open", 0.15), repeats=(0.15, 0.16, 0.14)),
-        score("trained_open", 0.9, 0.85, 0.95),
+        again(base("base_open", 0.15), 0.01, -0.01),
+        again(score("trained_open", 0.9, 0.85, 0.95), -0.01),
         replace(score("trained_open", 0.95, 0.9, 0.95), decoding="greedy"),
         score("trained_closed", 0.02, 0.0, 0.04),
     ]
@@ -291,6 +308,11 @@ SPOILED = [
     ("conditions.trained_open.greedy.score.low", -0.1, "trained_open.greedy.score"),
     ("conditions.trained_open.greedy", 1, "null where it was not played"),
     ("conditions.base_open.repeats", [1.5], "repeats[0] is the number 1.5; expected a mean"),
+    ("conditions.base_open.repeats", [0.1], "the means of repeats_per_seed"),
+    ("conditions.trained_open.repeats_per_seed.17", [0.1, 0.2], "first, its score"),
+    ("conditions.trained_open.repeats_per_seed.17", [0.1], "expected as many means for each of 17, 18, 19"),
+    ("conditions.trained_open.repeats_per_seed.18", [1.5], "repeats_per_seed.18[0] is the number 1.5"),
+    ("conditions.trained_open.repeats_per_seed.20", [0.9, 0.9], "as many means for each of 17, 18, 19"),
     ("comparisons.0.a", "gone", "expected the name of a condition"),
     ("comparisons.0.verdict", "proves", "expected one of one seed"),
     ("comparisons.0.sentence", "", "the verdict in words"),
@@ -409,7 +431,7 @@ def test_scores_graded_by_different_versions_are_not_compared() -> None:
 
 def test_a_study_with_a_margin_and_repeats_of_its_base_judges_by_both() -> None:
     alike = [score("trained_open", 0.5, 0.52, 0.51), score("trained_closed", 0.52, 0.5, 0.51)]
-    noisy = replace(base("base_open", 0.15), repeats=(0.10, 0.16, 0.13))
+    noisy = replace(base("base_open", 0.15), repeats=((0.10, 0.16, 0.13),))
     row = build("toy", [*alike, noisy], compare=[("trained_open", "trained_closed")], margin=0.1)[
         "comparisons"
     ][0]
@@ -419,6 +441,43 @@ def test_a_study_with_a_margin_and_repeats_of_its_base_judges_by_both() -> None:
     assert row["needed"]["of"] == "seeds" and row["over_tasks"]["method"] == "t"
     alone = build("toy", alike, compare=[("trained_open", "trained_closed")])["comparisons"][0]
     assert (alone["noise"], alone["margin"], alone["needed"]) == (None, None, None)
+
+
+def test_each_side_of_a_difference_brings_the_noise_of_its_own_models() -> None:
+    """The base has an sd of .03 (df 2). Of the trained: squared deviations (0.02^2)/2 a seed, three seeds, df 3."""
+    untrained = replace(base("base_open", 0.15), repeats=((0.10, 0.16, 0.13),))
+    trained = again(score("trained_open", 0.9, 0.85, 0.95), -0.02)
+    closed = score("trained_closed", 0.02, 0.0, 0.04)
+    pairs = [
+        ("trained_open", "base_open"),
+        ("trained_open", "trained_closed"),
+        ("trained_closed", "base_open"),
+    ]
+    found = {
+        (row["a"], row["b"]): row["noise"]
+        for row in build("toy", [untrained, trained, closed], compare=pairs)["comparisons"]
+    }
+    own, of_base = 0.02**2 / 2, 0.03**2
+    # trained against the base: variances own/3 and of_base/1, their degrees of freedom by Satterthwaite's formula
+    parts = own / 3, of_base
+    df = sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2)
+    assert found["trained_open", "base_open"] == pytest.approx(stats.t.ppf(0.975, df) * sum(parts) ** 0.5)
+    # the closed runs were played once: the base's floor stands for them
+    parts = own / 3, of_base / 3
+    df = sum(parts) ** 2 / (parts[0] ** 2 / 3 + parts[1] ** 2 / 2)
+    assert found["trained_open", "trained_closed"] == pytest.approx(
+        stats.t.ppf(0.975, df) * sum(parts) ** 0.5
+    )
+    assert found["trained_closed", "base_open"] == pytest.approx(
+        stats.t.ppf(0.975, 2) * 0.03 * (4 / 3) ** 0.5
+    )
+
+
+def test_repeats_that_are_not_of_every_run_are_refused() -> None:
+    with pytest.raises(BadInput, match="expected as many for each of its 2 runs"):
+        replace(score("trained_open", 0.9, 0.8), repeats=((0.9, 0.8),))
+    with pytest.raises(BadInput, match="expected as many for each of its 2 runs"):
+        replace(score("trained_open", 0.9, 0.8), repeats=((0.9, 0.8), (0.9,)))
 
 
 # --- the terminal -----------------------------------------------------------------------------------------

@@ -52,15 +52,27 @@ def test_what_each_job_plays_on_the_held_out_tasks() -> None:
     once, greedy = Pass(chats=2), Pass(chats=1, greedy=True)
     found = made()
     assert [(c.name, p) for c, p in found.work(Job("open", 17))] == [
-        ("trained_open", once), ("trained_a_base_b", once), ("base_a_trained_b", once), ("trained_open", greedy),
+        ("trained_open", once), ("trained_a_base_b", once), ("base_a_trained_b", once),
+        ("trained_open", Pass(1, 2)), ("trained_open", Pass(2, 2)), ("trained_open", greedy),
     ]  # fmt: skip
     assert [(c.name, p) for c, p in found.work(Job())] == [
         ("base_closed", once), ("base_open", once), ("skyline", once), ("floor", once),
         ("base_open", Pass(1, 2)), ("base_open", Pass(2, 2)), ("base_closed", greedy), ("base_open", greedy),
     ]  # fmt: skip
-    less = made({"evaluate": {"chats": 1, "repeats": 1, "greedy": False, "partners": False}})
-    assert [c.name for c, _ in less.work(Job("closed", 17))] == ["trained_closed"]
+    less = made(
+        {"evaluate": {"chats": 1, "repeats": 1, "trained_repeats": 2, "greedy": False, "partners": False}}
+    )
+    assert [(c.name, p.repeat) for c, p in less.work(Job("closed", 17))] == [
+        ("trained_closed", 0), ("trained_closed", 1),
+    ]  # fmt: skip
     assert len(less.work(Job())) == 4
+    assert [less.repeats(c) for c in less.conditions() if c.name.startswith("base_")] == [1, 1]
+
+
+def test_runs_on_other_numbers_and_with_partners_are_played_once() -> None:
+    found = made({"evaluate": {"perturbed": True}})
+    again = {c.name for c in found.conditions() if found.repeats(c) > 1}
+    assert again == {"base_open", "trained_open", "trained_closed"}
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -96,6 +108,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "words for a number": ({"evaluate": {"chats": "two"}}, "chats = 'two': expected a whole number"),
     "a number for true": ({"evaluate": {"greedy": 1}}, "greedy = 1: expected true or false"),
     "no chats": ({"evaluate": {"chats": 0}}, "at least 1"),
+    "no trained evaluation": ({"evaluate": {"trained_repeats": 0}}, "trained_repeats = 0: expected at least 1"),
 }  # fmt: skip
 
 
@@ -164,7 +177,7 @@ def toml(tmp_path: Path) -> Path:
     run = "\n".join(f"{k} = {json.dumps(v)}" for k, v in settings.items())
     path.write_text(
         f"seeds = [17, 18]\n[run]\n{run}\n[arms.open]\n[arms.closed]\nchannel = 'closed'\nadapters = 'per_seat'\n"
-        "[evaluate]\nrepeats = 2\n[[compare]]\na = 'trained_open'\nb = 'trained_closed'\n"
+        "[evaluate]\nrepeats = 2\ntrained_repeats = 3\n[[compare]]\na = 'trained_open'\nb = 'trained_closed'\n"
         "[[compare]]\na = 'trained_open'\nb = 'base_open'\n"
     )
     return path
@@ -213,6 +226,7 @@ def test_two_workers_give_what_one_stack_of_all_runs_gives(toml: Path, tmp_path:
         assert two[part] == one[part], part
     assert {"open-17", "closed-17", "open-18", "closed-18"} == set(two["runs"])
     assert ("closed-18", "train", 2, 2) in told and ("base", "evaluate", 7, 7) in told
+    assert ("closed-18", "evaluate", 6, 6) in told  # three conditions, two repeats, one greedy
     _check_results(tmp_path / "two")
 
 
@@ -233,7 +247,17 @@ def _check_results(out: Path) -> None:
             assert arrays["outcomes"].shape == arrays["strict"].shape == arrays["parsed"].shape == shape
             assert list(arrays["tasks"]) == ["sum-0", "sum-1", "sum-2"]
             assert condition["score"]["mean"] == pytest.approx(arrays["outcomes"].mean())
-    assert len(document["conditions"]["base_open"]["repeats"]) == 2
+        often = {"base_open": 2, "trained_open": 3, "trained_closed": 3}.get(name, 1)
+        assert len(condition["repeats"]) == often
+        assert condition["repeats"][0] == pytest.approx(condition["score"]["mean"])
+        for seed, row in condition["repeats_per_seed"].items():
+            assert len(row) == often and row[0] == pytest.approx(condition["per_seed"][seed])
+    # the repeats are the means of what was played again, and the score is not their mean
+    for run in ("open-17", "open-18"):
+        passes = [out / "scores/trained_open" / f"{run}{part}.jsonl" for part in ("", ".repeat1", ".repeat2")]
+        means = [np.mean([json.loads(line)["reward"] for line in p.read_text().splitlines()]) for p in passes]
+        assert document["conditions"]["trained_open"]["repeats_per_seed"][run[-2:]] == pytest.approx(means)
+        assert len({p.read_text() for p in passes}) == 3
     assert [(c["a"], c["b"]) for c in document["comparisons"]] == [
         ("trained_open", "trained_closed"), ("trained_open", "base_open"),
     ]  # fmt: skip
@@ -411,7 +435,7 @@ def test_a_study_killed_with_kill_9_leaves_no_worker_behind_and_goes_on_to_the_s
 
 
 def test_the_evaluate_table_has_the_settings_of_the_published_evaluation_by_default() -> None:
-    assert Evaluate() == Evaluate(chats=2, repeats=3, greedy=True, partners=True)
+    assert Evaluate() == Evaluate(chats=2, repeats=3, trained_repeats=3, greedy=True, partners=True)
 
 
 # --- controls: chance rewards, other numbers, replaced messages --------------------------------------------------

@@ -12,11 +12,13 @@ from scipy import stats as scipy_stats
 
 from cotalk.errors import BadInput
 from cotalk.stats import (
+    NoiseFloor,
     compare_arms,
     compare_checkpoints,
     compare_with_fixed,
     correct,
     equivalence_p,
+    noise_between,
     noise_floor,
     with_margin,
     with_noise,
@@ -108,8 +110,30 @@ def test_the_noise_floor_is_t_times_the_spread_of_the_bases_repeats() -> None:
     floor = noise_floor([0.112, 0.121, 0.12])
     assert floor is not None and (floor.df, floor.sd) == (2, pytest.approx(0.0049329, rel=1e-4))
     # t with 2 degrees of freedom is 4.30265: two evaluations differ by up to 4.30265 x 0.0049329 x sqrt(2) = 0.030016
-    assert floor.between() == pytest.approx(0.030016, rel=1e-3)
-    assert floor.between(3, 3) == pytest.approx(0.030016 / math.sqrt(3), rel=1e-3)
+    assert noise_between(floor, floor) == pytest.approx(0.030016, rel=1e-3)
+    assert noise_between(floor, floor, 3, 3) == pytest.approx(0.030016 / math.sqrt(3), rel=1e-3)
+
+
+def test_the_noise_of_two_models_adds_up_with_satterthwaites_degrees_of_freedom() -> None:
+    # variances .0009 of one evaluation and .0003 of a mean of three: .0012; df .0012^2 / (.0009^2/2 + .0003^2/6) = 3.43
+    wide, tight = NoiseFloor(0.03, 2), NoiseFloor(0.03, 6)
+    df = 0.0012**2 / (0.0009**2 / 2 + 0.0003**2 / 6)
+    assert noise_between(wide, tight, 1, 3) == pytest.approx(scipy_stats.t.ppf(0.975, df) * math.sqrt(0.0012))
+    assert noise_between(wide, NoiseFloor(0.0, 2)) == pytest.approx(
+        scipy_stats.t.ppf(0.975, 2) * 0.03
+    )  # a steady partner
+    assert noise_between(NoiseFloor(0.0, 2), NoiseFloor(0.0, 6)) == 0.0
+
+
+def test_the_noise_floor_is_met_when_nothing_but_chance_differs() -> None:
+    """Two models of the same score, one evaluated 3 times, the other 3 seeds x 2: 1 in 20 lies beyond the floor."""
+    draw, beyond = np.random.default_rng(5), 0
+    for _ in range(2000):
+        one, other = draw.normal(0.1, 0.02, 3), draw.normal(0.1, 0.01, (3, 2))
+        floors = noise_floor(list(one)), noise_floor(*map(list, other))
+        assert floors[0] and floors[1]
+        beyond += abs(one[0] - other[:, 0].mean()) > noise_between(*floors, 1, 3)
+    assert beyond / 2000 == pytest.approx(0.05, abs=0.03)
 
 
 def test_repeats_of_two_conditions_are_pooled_and_single_ones_say_nothing() -> None:
@@ -117,27 +141,29 @@ def test_repeats_of_two_conditions_are_pooled_and_single_ones_say_nothing() -> N
     pooled = noise_floor([0.1, 0.2], [0.4, 0.4, 0.4], [0.9])
     assert pooled is not None and (pooled.df, pooled.sd) == (3, pytest.approx(math.sqrt(0.005 / 3)))
     assert noise_floor([0.1], []) is noise_floor([0.1, 0.2], [0.3]) is None  # one difference is no spread
-    assert with_noise(found(), None) == found()
+    assert with_noise(found(), None, None) == with_noise(found(), pooled, None) == found()
 
 
 def test_a_difference_inside_the_noise_is_no_claim_in_either_direction() -> None:
     floor = noise_floor([0.112, 0.121, 0.12])
-    small = with_noise(compare_arms([0.205, 0.4592, 0.2525], [0.4025, 0.145, 0.3475], "mixed", "GRPO"), floor)
+    small = with_noise(
+        compare_arms([0.205, 0.4592, 0.2525], [0.4025, 0.145, 0.3475], "mixed", "GRPO"), floor, floor
+    )
     assert small.verdict == "noise"
     assert small.sentence.startswith(
-        "mixed minus GRPO is +0.007, inside the evaluation's own noise: evaluating the untrained base again moves as "
+        "mixed minus GRPO is +0.007, inside the evaluation's own noise: evaluating unchanged models again moves as "
         "much (up to 0.018). The difference may still be anything in [-0.30, +0.32] (3 seeds against 3;"
     )
     # three lucky seeds that agree: Welch alone would claim it
     lucky = compare_arms([0.1131, 0.113, 0.1132], [0.1102, 0.1101, 0.11], "new", "old")
     assert lucky.verdict == "helps"
-    assert with_noise(lucky, floor).verdict == "noise"
-    assert with_noise(compare_arms([0.4], [0.4]), floor).verdict == "one seed"
+    assert with_noise(lucky, floor, floor).verdict == "noise"
+    assert with_noise(compare_arms([0.4], [0.4]), floor, floor).verdict == "one seed"
 
 
 def test_an_evaluation_that_always_gives_the_same_has_no_noise_to_hide_in() -> None:
     floor = noise_floor([0.0, 0.0, 0.0])
-    assert with_noise(compare_arms([0.5, 0.5], [0.5, 0.5]), floor).verdict == "cannot tell"
+    assert with_noise(compare_arms([0.5, 0.5], [0.5, 0.5]), floor, floor).verdict == "cannot tell"
 
 
 # --- how many seeds ---------------------------------------------------------------------------------------
@@ -212,9 +238,8 @@ def test_twenty_seeds_need_no_warning() -> None:
 
 
 def test_a_comparison_comes_back_from_json_as_it_was() -> None:
-    whole = with_margin(
-        with_noise(compare_arms([0.2, 0.3, 0.4], [0.1, 0.2, 0.3]), noise_floor([0.1, 0.11, 0.1])), 0.05
-    )
+    floor = noise_floor([0.1, 0.11, 0.1])
+    whole = with_margin(with_noise(compare_arms([0.2, 0.3, 0.4], [0.1, 0.2, 0.3]), floor, floor), 0.05)
     row = json.loads(json.dumps(whole.as_json, allow_nan=False))
     assert Comparison.from_json(row) == whole
     assert Comparison.from_json(row, "open", "closed").sentence.count("open") >= 1

@@ -31,7 +31,7 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from cotalk import results
+from cotalk import results, stats
 from cotalk.config import Config
 from cotalk.errors import BadInput
 from cotalk.results import Score
@@ -149,8 +149,10 @@ class Evidence:
         return self._lines[path]
 
     def passes(self, condition: str, run: str) -> list[list[Json]]:
-        """The sampled evaluations of one run in one condition: the first, then its repeats."""
+        """The sampled evaluations of one run in one condition: the first, then its repeats; none without the first."""
         folder = self.path / "scores" / condition
+        if not self.lines(folder / f"{run}.jsonl"):
+            return []
         again = sorted(folder.glob(f"{run}.repeat*.jsonl"))
         return [found for path in (folder / f"{run}.jsonl", *again) if (found := self.lines(path))]
 
@@ -291,35 +293,78 @@ def _pair(pairs: Sequence[tuple[str, str]]) -> str:
 # --- noise ------------------------------------------------------------------------------------------------
 
 
+BASE_REPEATS = 3  # evaluations of the base that a floor needs at least
+
+
 def noise_floor(evidence: Evidence) -> Check:
-    """How far evaluations of one and the same checkpoint scatter."""
-    spreads, parts, fails = [], [], []
-    for condition, run in _repeated(evidence):
-        passes = evidence.passes(condition, run)
-        means = [float(np.mean([line["reward"] for line in lines])) for lines in passes]
-        if len(means) > 1 and len({_said(lines) for lines in passes}) < len(passes):
+    """How far evaluations of one and the same checkpoint scatter: the base, and every run in its own channel."""
+    trained = [(f"trained_{arm}", run) for run, (arm, _) in evidence.jobs.items()]
+    passes = {who: evidence.passes(*who) for who in [("base_open", "base"), *trained]}
+    means = {
+        who: [float(np.mean([line["reward"] for line in lines])) for lines in found]
+        for who, found in passes.items()
+    }
+    fails = _too_few(evidence, {run: len(means[condition, run]) for condition, run in trained})
+    for (condition, run), found in passes.items():
+        if len({_said(lines) for lines in found}) < len(found):
             fails.append(f"{run} in {condition}: two of its evaluations are word for word the same")
-        spreads += [float(np.std(means, ddof=1))] if len(means) > 1 else []
-        parts.append(f"{run} {', '.join(f'{mean:.3f}' for mean in means)}")
-    n = sum(len(evidence.passes(*who)) for who in _repeated(evidence))
-    base = len(evidence.passes("base_open", "base"))
-    if base < 3:
-        fails.append(f"the base was evaluated {base} times; expected 3 ([evaluate] repeats = 3)")
-    spread = max(spreads, default=0.0)
-    inside = [
+        seed = run.rpartition("-")[2]
+        told = evidence.conditions.get(condition, {}).get("repeats_per_seed", {}).get(seed)
+        if found and told is not None and not _close(told, means[condition, run]):
+            fails.append(f"{run} in {condition}: results.json has other evaluations than scores/")
+    floors = {
+        condition: stats.noise_floor(*(row for (name, _), row in means.items() if name == condition))
+        for condition in dict.fromkeys(name for name, _ in means)
+    }
+    looks = [
         f"{c['a']} against {c['b']} ({c['difference']:+.3f}) lies inside the noise"
         for c in evidence.document.get("comparisons", [])
-        if c.get("verdict") in ("helps", "hurts") and abs(c["difference"]) < 2 * np.sqrt(2) * spread
+        if c.get("verdict") in ("helps", "hurts") and _inside(c, floors)
     ]
-    parts.append(f"sd {spread:.4f}")
-    return settle("noise floor", f"{n} evaluations", n, fails=fails, looks=inside, detail="; ".join(parts))
+    if _promised(evidence, "trained_repeats") == 1:
+        looks.append(
+            "no run was evaluated again ([evaluate] trained_repeats = 1): the floor is the base's alone"
+        )
+    n = {who: len(row) for who, row in means.items()}
+    base = n.pop(("base_open", "base"))
+    looked_at = f"{base} evaluations of the base, {sum(n.values())} of {len(n)} trained runs"
+    parts = [f"sd {floor.sd:.4f} in {condition}" for condition, floor in floors.items() if floor]
+    parts += [f"{run} {', '.join(f'{mean:.3f}' for mean in row)}" for (_, run), row in means.items()]
+    return settle(
+        "noise floor", looked_at, base + sum(n.values()), fails=fails, looks=looks, detail="; ".join(parts)
+    )
 
 
-def _repeated(evidence: Evidence) -> list[tuple[str, str]]:
-    """(condition, run) that were evaluated again; the base in any case."""
-    again = sorted((evidence.path / "scores").glob("*/*.repeat*.jsonl"))
-    found = [("base_open", "base"), *((path.parent.name, path.name.split(".")[0]) for path in again)]
-    return list(dict.fromkeys(found))
+def _too_few(evidence: Evidence, trained: Mapping[str, int]) -> list[str]:
+    """What the study promised to evaluate and did not. trained: {run: its evaluations}."""
+    fails, base = [], len(evidence.passes("base_open", "base"))
+    expected = max(BASE_REPEATS, _promised(evidence, "repeats"))
+    if base < expected:
+        fails.append(
+            f"the base was evaluated {base} times; expected {expected} ([evaluate] repeats = {expected})"
+        )
+    promised = _promised(evidence, "trained_repeats")
+    few = [f"{run} {count}" for run, count in trained.items() if count < promised]
+    if few:
+        fails.append(
+            f"of {promised} evaluations that [evaluate] trained_repeats promises there are: {', '.join(few)}"
+        )
+    return fails if trained else [*fails, "the study names no trained run"]
+
+
+def _promised(evidence: Evidence, name: str) -> int:
+    """Evaluations that the study's [evaluate] table asks for; 1 where an earlier version did not write it."""
+    return int(evidence.table.get("evaluate", {}).get(name, 1))
+
+
+def _inside(row: Json, floors: Mapping[str, stats.NoiseFloor | None]) -> bool:
+    """Whether a difference is under two standard deviations of one evaluation against one."""
+    sides = [floors.get(row[side]) or floors["base_open"] for side in ("a", "b")]
+    return abs(row["difference"]) < 2 * np.sqrt(sum(side.sd**2 for side in sides if side))
+
+
+def _close(told: Sequence[float], found: Sequence[float]) -> bool:
+    return len(told) == len(found) and bool(np.allclose(told, found, rtol=0, atol=1e-6))
 
 
 def _said(lines: Sequence[Json]) -> tuple[str, ...]:

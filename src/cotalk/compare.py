@@ -30,12 +30,12 @@ PAIR_KEYS = ("a", "b", "label_a", "label_b")
 
 @dataclass(frozen=True)
 class Side:
-    """One condition to compare: its score, its words, and what its study knew."""
+    """One condition to compare: its score, its words, and what its study knew (base: its untrained base's repeats)."""
 
     score: Score
     label: str
     reward: str | None
-    repeats: tuple[tuple[float, ...], ...]
+    base: tuple[tuple[float, ...], ...]
 
 
 def compared(
@@ -61,14 +61,18 @@ def compared(
             f"compare was given one condition ({sides[0].label}); expected another one to compare it with"
         )
     _refuse_other_rewards(sides)
-    floor = stats.noise_floor(
-        *{scores for side in sides for scores in side.repeats}
-    )  # a base's own count once
+    base = stats.noise_floor(*{row for side in sides for row in side.base})  # a base's own count once
     pairs = [(sides[0], other) for other in sides[1:]]
-    found = [results.compare_scores(a.score, b.score, a.label, b.label) for a, b in pairs]
+    found = [
+        stats.with_noise(
+            results.compare_scores(a.score, b.score, a.label, b.label),
+            *(stats.noise_floor(*side.score.repeats) or base for side in (a, b)),
+        )
+        for a, b in pairs
+    ]
     return [
         each.as_json | {"per_seed_a": a.score.seed_means, "per_seed_b": b.score.seed_means}
-        for (a, b), each in zip(pairs, results.judge(found, floor, margin), strict=True)
+        for (a, b), each in zip(pairs, results.judge(found, margin), strict=True)
     ]
 
 
@@ -86,7 +90,8 @@ def replayed(path: Path, margin: float | None = None) -> list[Json]:
         stats.compare_arms([*scores[p["a"]].values()], [*scores[p["b"]].values()], p["label_a"], p["label_b"])
         for p in pairs
     ]
-    judged = results.judge(found, floor, document.get("margin") if margin is None else margin)
+    found = [stats.with_noise(each, floor, floor) for each in found]
+    judged = results.judge(found, document.get("margin") if margin is None else margin)
     return [
         each.as_json | {"per_seed_a": scores[pair["a"]], "per_seed_b": scores[pair["b"]]}
         for pair, each in zip(pairs, judged, strict=True)
@@ -129,7 +134,7 @@ def _listed(path: Path, margin: float | None) -> list[Json]:
     if margin is None:
         return [row | named for row, named in zip(rows, words, strict=True)]
     found = [Comparison.from_json(row, labels[row["a"]], labels[row["b"]]) for row in rows]
-    judged = results.judge(found, results.noise_floor(document["conditions"]), margin)
+    judged = results.judge(found, margin)
     return [
         row | each.as_json | {"a": row["a"], "b": row["b"]} | named
         for row, each, named in zip(rows, judged, words, strict=True)
@@ -153,7 +158,8 @@ def _sides(paths: Sequence[Path], conditions: Sequence[str]) -> list[Side]:
 def _side(path: Path, name: str, name_the_study: bool) -> Side:
     if path.suffix == ".npz":
         score = Score.load(path)
-        return Side(score, f"{path.parent.parent.name}: {score.condition}", None, ())
+        base = score.repeats if score.seeds == (None,) else ()
+        return Side(score, f"{path.parent.parent.name}: {score.condition}", None, base)
     directory = path.parent if path.suffix == ".json" else path
     document = None if _is_outcomes(path) else results.read(path)
     known = sorted(p.stem for p in (directory / "outcomes").glob("*.npz") if not p.stem.endswith(".greedy"))
@@ -165,15 +171,13 @@ def _side(path: Path, name: str, name_the_study: bool) -> Side:
             f"{path} has no outcomes of {name!r}{hint}; expected one of {', '.join(known) or 'none at all'}"
         )
     score = Score.load(directory / "outcomes" / f"{name}.npz")
-    label, reward, repeats = name.replace("_", " "), None, [score.repeats] if score.seeds == (None,) else []
+    label, reward, base = name.replace("_", " "), None, score.repeats if score.seeds == (None,) else ()
     if document:
         conditions = document["conditions"]
         label = str(conditions.get(name, {}).get("label") or label)
         reward = document["config"].get("run", document["config"]).get("reward")
-        repeats = [
-            tuple(each["repeats"]) for each in conditions.values() if list(each["per_seed"]) == ["base"]
-        ]
-    return Side(score, f"{directory.name}: {label}" if name_the_study else label, reward, tuple(repeats))
+        base = tuple(tuple(c["repeats"]) for c in conditions.values() if list(c["per_seed"]) == ["base"])
+    return Side(score, f"{directory.name}: {label}" if name_the_study else label, reward, base)
 
 
 def _is_outcomes(path: Path) -> bool:

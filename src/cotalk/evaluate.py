@@ -1,8 +1,9 @@
 """Conditions -> scores. Who plays with whom, through which channel, on held-out tasks; played once, at the end.
 
-A condition is played in passes: sampled exactly as in training (repeat 0, and more repeats of the base for the noise
-floor) and once greedily. Every pass of one run is one file of chat lines, `scores/CONDITION/RUN.jsonl`, written
-whole; a pass that is on disk is not played again. Scores are read back from these files, never from memory.
+A condition is played in passes: sampled exactly as in training (repeat 0 is the score; more repeats of the base and
+of each run in its own channel are for the noise floor) and once greedily. Every pass of one run is one file of chat
+lines, `scores/CONDITION/RUN.jsonl`, written whole; a pass that is on disk is not played again. Scores are read back
+from these files, never from memory.
 
     base_open, base_closed          the untrained base in every seat
     skyline                         one seat alone with the full hand
@@ -182,6 +183,7 @@ def read_score(
 
     Args:
         runs: {name of a run: its seed, None for the base}.
+        repeats: sampled passes of each run; all but the first only give `Score.repeats`.
         clustered: tasks of one template are not independent and the templates are a sample (not the puzzles').
     """
     folder = directory / "scores" / condition.name
@@ -192,7 +194,9 @@ def read_score(
         return outcomes(read_lines(folder / file), names, folder / file)
 
     arrays = [read(f"{run}{suffix}.jsonl") for run in runs]
-    again = [read(f"{run}.repeat{i}.jsonl") for run in runs for i in range(1, repeats)]
+    again = [
+        [a, *(read(f"{run}.repeat{i}.jsonl") for i in range(1, repeats))] for run, a in zip(runs, arrays)
+    ]
     seats = tuple(arrays[0]["seats"])
     stacked = {name: np.stack([a[name] for a in arrays]) for name in COUNTED}
     spoken = {} if condition.hand == "half" else talk.stack(
@@ -208,7 +212,9 @@ def read_score(
         lenient=stacked["lenient"],
         parsed=stacked["parsed"],
         talk=spoken,
-        repeats=tuple(float(a["outcomes"].mean()) for a in [*arrays, *again]) if again else (),
+        repeats=tuple(tuple(float(a["outcomes"].mean()) for a in row) for row in again)
+        if repeats > 1
+        else (),
         clusters=tuple(deal.task.template for deal in tasks) if clustered else None,
         decoding="greedy" if greedy else "sampled",
     )

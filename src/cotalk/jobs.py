@@ -323,9 +323,8 @@ def read_scores(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, st
         runs = runs_of(study, condition.arm, failures)
         if not runs:
             continue
-        repeats = study.evaluate.repeats if condition.name == "base_open" else 1
         played = tasks.perturbed if condition.perturbed else tasks.heldout
-        yield read_score(out, condition, runs, played, repeats=repeats, clustered=clustered)
+        yield read_score(out, condition, runs, played, repeats=study.repeats(condition), clustered=clustered)
         if study.evaluate.greedy and study.has_greedy(condition):
             yield read_score(out, condition, runs, played, greedy=True, clustered=clustered)
 

@@ -62,7 +62,7 @@ class Score:
     outcomes, strict, lenient, parsed: (runs, tasks, chats, seats), 0 or 1; `outcomes` is what the reward
     counts (between 0 and 1 from a grader of your own).
     seeds: one a run, or (None,) for what was never trained. talk: {measure: (runs, tasks)}, NaN where it does
-    not apply (talk.stack). repeats: the mean of each evaluation, this one first, where it was made more than
+    not apply (talk.stack). repeats: the means of each run's evaluations, this one first, where it was made more than
     once. clusters: each task's template, or None for a task of its own. decoding: "sampled" or "greedy".
     measures: the version of the code that measured it (MEASURES).
     """
@@ -76,7 +76,7 @@ class Score:
     lenient: Floats
     parsed: Floats
     talk: Mapping[str, Floats] = field(default_factory=dict)
-    repeats: tuple[float, ...] = ()
+    repeats: tuple[tuple[float, ...], ...] = ()
     clusters: tuple[str | None, ...] | None = None
     decoding: str = "sampled"
     measures: Mapping[str, int] = field(default_factory=MEASURES.copy)
@@ -87,6 +87,11 @@ class Score:
             self._expect(name, getattr(self, name), expected)
         for name, values in self.talk.items():
             self._expect(f"talk {name}", values, expected[:2])
+        if self.repeats and [len(row) for row in self.repeats] != [len(self.repeats[0])] * len(self.seeds):
+            raise BadInput(
+                f"{self.condition} has the repeats {self.repeats}; expected as many for each of its "
+                f"{len(self.seeds)} runs, or none."
+            )
         if len(set(self.seeds)) < len(self.seeds) or (None in self.seeds and len(self.seeds) > 1):
             raise BadInput(f"{self.condition} has the seeds {self.seeds}; expected each once, or None alone.")
         if len(set(self.tasks)) < len(self.tasks):
@@ -113,6 +118,13 @@ class Score:
         """{"17": mean, ...}, or {"base": mean} for what was never trained."""
         means = stats.task_means(self.outcomes).mean(1)
         return {_seed_name(seed): float(mean) for seed, mean in zip(self.seeds, means, strict=True)}
+
+    @property
+    def repeats_per_seed(self) -> dict[str, list[float]]:
+        """{"17": [the mean of each evaluation, this one first], ...}."""
+        means = self.seed_means
+        rows = self.repeats or [(mean,) for mean in means.values()]
+        return {seed: list(row) for seed, row in zip(means, rows, strict=True)}
 
     @property
     def seat_rates(self) -> dict[str, Rate]:
@@ -170,6 +182,7 @@ class Score:
         if missing:
             raise BadInput(f"{path} lacks {', '.join(sorted(missing))}; expected what Score.save writes.")
         clusters = [json.loads(str(name)) for name in arrays.get("clusters", ())]
+        repeats = arrays.get("repeats", np.zeros(0)).reshape(len(arrays["seeds"]), -1)
         return cls(
             condition=str(arrays.get("condition", path.stem)),
             seeds=tuple(None if seed == NO_SEED else int(seed) for seed in arrays["seeds"]),
@@ -180,7 +193,7 @@ class Score:
             lenient=arrays["lenient"],
             parsed=arrays["parsed"],
             talk={name.removeprefix("talk/"): arrays[name] for name in arrays if name.startswith("talk/")},
-            repeats=tuple(map(float, arrays.get("repeats", ()))),
+            repeats=tuple(tuple(map(float, row)) for row in repeats) if repeats.size else (),
             clusters=tuple(clusters) or None,
             decoding=str(arrays.get("decoding", "sampled")),
             measures=json.loads(str(arrays.get("measures", "{}"))),
@@ -219,16 +232,18 @@ def compare_scores(a: Score, b: Score, label_a: str = "", label_b: str = "") -> 
     return replace(found, over_tasks=stats.crossed_difference(a.outcomes, b.outcomes, a.clusters))
 
 
-def judge(found: Iterable[Comparison], floor: NoiseFloor | None, margin: float | None) -> list[Comparison]:
-    """The comparisons of one study with its noise floor, the user's margin, and Holm's correction over them all."""
-    judged = [stats.with_margin(stats.with_noise(each, floor), margin) for each in found]
+def judge(found: Iterable[Comparison], margin: float | None) -> list[Comparison]:
+    """The comparisons of one study with the user's margin, and Holm's correction over them all."""
+    judged = [stats.with_margin(each, margin) for each in found]
     return stats.correct(judged) if len(judged) > 1 else judged
 
 
-def noise_floor(conditions: Mapping[str, Json]) -> NoiseFloor | None:
-    """The floor of a study from the conditions of its results.json: those of the base that were played again."""
-    base = [each["repeats"] for each in conditions.values() if list(each["per_seed"]) == ["base"]]
-    return stats.noise_floor(*base)
+def noise_floors(scores: Mapping[str, Score]) -> dict[str, NoiseFloor | None]:
+    """The floor of one evaluation in each condition: its own where it was played again, else the untrained base's."""
+    base = stats.noise_floor(
+        *(row for score in scores.values() if score.seeds == (None,) for row in score.repeats)
+    )
+    return {name: stats.noise_floor(*score.repeats) or base for name, score in scores.items()}
 
 
 def _checkpoints(a: Score, b: Score) -> Json | None:
@@ -284,7 +299,6 @@ def build(
         name: dict(about.get(name, {})) | _condition(score, greedy.get(name))
         for name, score in sampled.items()
     }
-    floor = noise_floor(conditions)
     return {
         "schema": SCHEMA,
         "study": study,
@@ -293,7 +307,7 @@ def build(
         "measures": dict(MEASURES),
         "config": dict(config or {}),
         "conditions": conditions,
-        "comparisons": _comparisons(sampled, labels, compare, floor, margin),
+        "comparisons": _comparisons(sampled, labels, compare, margin),
         "cost": dict(cost or {}),
     }
 
@@ -318,9 +332,11 @@ def _by_condition(scores: Sequence[Score], decoding: str) -> dict[str, Score]:
 
 
 def _condition(score: Score, greedy: Score | None) -> Json:
+    again = score.repeats_per_seed
     return _measured(score) | {
         "greedy": None if greedy is None else _measured(greedy),
-        "repeats": list(score.repeats) or [score.rate.mean],
+        "repeats": [float(np.mean(means)) for means in zip(*again.values(), strict=True)],
+        "repeats_per_seed": again,
     }
 
 
@@ -344,18 +360,21 @@ def _comparisons(
     sampled: Mapping[str, Score],
     labels: Mapping[str, str],
     pairs: Sequence[tuple[str, str]],
-    floor: NoiseFloor | None,
     margin: float | None,
 ) -> list[Json]:
     for name in (name for pair in pairs for name in pair):
         if name not in sampled:
             raise BadInput(f"a comparison names {name!r}; expected one of {', '.join(sampled)}.")
-    found = [compare_scores(sampled[a], sampled[b], labels[a], labels[b]) for a, b in pairs]
+    floors = noise_floors(sampled)
+    found = [
+        stats.with_noise(compare_scores(sampled[a], sampled[b], labels[a], labels[b]), floors[a], floors[b])
+        for a, b in pairs
+    ]
     return [
         comparison.as_json
         | {"a": a, "b": b, "per_seed_a": sampled[a].seed_means, "per_seed_b": sampled[b].seed_means}
         | {"checkpoints": _checkpoints(sampled[a], sampled[b])}
-        for (a, b), comparison in zip(pairs, judge(found, floor, margin), strict=True)
+        for (a, b), comparison in zip(pairs, judge(found, margin), strict=True)
     ]
 
 
@@ -473,6 +492,7 @@ def _relation_faults(results: Json) -> Iterator[str]:
     yield from _time_faults(results["created"])
     for name, condition in results["conditions"].items():
         yield from _measured_faults(condition, f"conditions.{name}")
+        yield from _repeat_faults(condition, f"conditions.{name}")
         if condition["greedy"]:
             yield from _measured_faults(condition["greedy"], f"conditions.{name}.greedy")
     for at, comparison in enumerate(results["comparisons"]):
@@ -511,6 +531,23 @@ def _measured_faults(measured: Json, where: str) -> Iterator[str]:
     for group in ("per_seat", "talk"):
         for name, rate in measured[group].items():
             yield from _rate_faults(rate, f"{where}.{group}.{name}", len(seeds))
+
+
+def _repeat_faults(condition: Json, where: str) -> Iterator[str]:
+    """Each run's first evaluation is its score, and `repeats` are the means over the runs."""
+    again, seeds = condition.get("repeats_per_seed"), condition["per_seed"]
+    if again is None:
+        return
+    if again.keys() != seeds.keys() or len({len(row) for row in again.values()}) != 1:
+        yield f"{where}.repeats_per_seed is {again}; expected as many means for each of {', '.join(seeds)}"
+        return
+    for seed, row in again.items():
+        if not row or abs(row[0] - seeds[seed]) > 1e-6:
+            yield f"{where}.repeats_per_seed.{seed} is {row}; expected {seeds[seed]} first, its score"
+    means = [sum(each) / len(each) for each in zip(*again.values(), strict=True)]
+    told = condition["repeats"]
+    if len(means) != len(told) or any(abs(a - b) > 1e-6 for a, b in zip(means, told, strict=True)):
+        yield f"{where}.repeats is {told}; expected {means}, the means of repeats_per_seed"
 
 
 def _rate_faults(rate: Json, where: str, runs: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ or a method: one seed never supports one. Tasks are crossed with seeds (every se
     compare_checkpoints(a, b)        two single checkpoints on the same tasks, paired
     crossed_difference(a, b)         the interval of two arms' difference for new seeds and new tasks
     noise_floor(repeats)             what evaluating the same model again moves
+    with_noise(found, floor, floor)  the noise floor of a difference, from those of its two sides
     with_margin(found, 0.03)         two one-sided tests, and the seeds that would settle it
     correct(comparisons)             Holm's correction over a study's comparisons
 
@@ -502,16 +503,12 @@ class NoiseFloor:
     sd: float
     df: float
 
-    def between(self, a: int = 1, b: int = 1) -> float:
-        """The difference between means of a and of b evaluations that 19 of 20 pairs stay within."""
-        return _t(self.df) * self.sd * math.sqrt(1 / a + 1 / b)
-
 
 def noise_floor(*repeats: Sequence[float]) -> NoiseFloor | None:
-    """The floor from the scores of the untrained base evaluated again and again (each argument: one condition).
+    """The floor from the scores of models evaluated again and again (each argument: one model, one condition).
 
-    Variances are pooled with their degrees of freedom. None from fewer than three evaluations of one condition:
-    the floor would be 12.7 standard deviations, known from one difference.
+    Variances are pooled with their degrees of freedom. None from fewer than three evaluations of one model, or two
+    of each of two: the floor would be 12.7 standard deviations, known from one difference.
     """
     again = [np.asarray(scores, dtype=np.float64) for scores in repeats if len(scores) > 1]
     df = float(sum(len(scores) - 1 for scores in again))
@@ -520,12 +517,25 @@ def noise_floor(*repeats: Sequence[float]) -> NoiseFloor | None:
     return NoiseFloor(math.sqrt(sum(float(scores.var(ddof=0)) * len(scores) for scores in again) / df), df)
 
 
-def with_noise(found: Comparison, floor: NoiseFloor | None) -> Comparison:
-    """The comparison with the noise floor of its difference: each seed was evaluated once."""
-    if floor is None or found.p is None:
+def noise_between(a: NoiseFloor, b: NoiseFloor, n_a: int = 1, n_b: int = 1) -> float:
+    """The difference between means of n_a and of n_b evaluations of unchanged models that 19 of 20 stay within.
+
+    t x sqrt(sd_a^2 / n_a + sd_b^2 / n_b), with Satterthwaite's degrees of freedom, or those of the one floor that
+    both sides share.
+    """
+    parts = a.sd**2 / n_a, b.sd**2 / n_b
+    if a == b or not sum(parts):
+        return _t(a.df) * math.sqrt(sum(parts))
+    df = sum(parts) ** 2 / (parts[0] ** 2 / a.df + parts[1] ** 2 / b.df)
+    return _t(df) * math.sqrt(sum(parts))
+
+
+def with_noise(found: Comparison, a: NoiseFloor | None, b: NoiseFloor | None) -> Comparison:
+    """The comparison with the noise floor of its difference, from its sides' floors: each seed was evaluated once."""
+    if a is None or b is None or found.p is None:
         return found
-    a, b = (1, 1) if found.unit == "tasks" else (found.n_a, found.n_b or 1)
-    return replace(found, noise=floor.between(a, b))
+    n_a, n_b = (1, 1) if found.unit == "tasks" else (found.n_a, found.n_b or 1)
+    return replace(found, noise=noise_between(a, b, n_a, n_b))
 
 
 def with_margin(found: Comparison, margin: float | None) -> Comparison:

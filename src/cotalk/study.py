@@ -5,7 +5,7 @@
     [arms.open]                 overrides of it, by arm
     [arms.closed]
     channel = "closed"
-    [evaluate]                  chats a task, repeats of the base, a greedy pass, partner conditions
+    [evaluate]                  chats a task, repeats, a greedy pass, partner conditions
     [[compare]]
     a = "trained_open"
     b = "trained_closed"
@@ -41,7 +41,9 @@ class Evaluate:
     chats: int = 2
     """Chats a task in a sampled pass."""
     repeats: int = 3
-    """Evaluations of the untrained pair with the channel open: their spread is the noise floor."""
+    """Sampled evaluations of the untrained pair with the channel open: their spread is its noise floor."""
+    trained_repeats: int = 3
+    """Sampled evaluations of each run in its own channel: their spread is its noise floor. The first is the score."""
     greedy: bool = True
     """Also one greedy chat a task, for the base and for each run in its own channel."""
     partners: bool = True
@@ -66,10 +68,10 @@ class Evaluate:
             Knockout((0,), what)
         if not 0 <= self.margin < 1:
             raise BadInput(f"[evaluate] margin = {self.margin}: expected a difference from 0 to below 1")
-        if self.chats < 1 or self.repeats < 1:
-            raise BadInput(
-                f"[evaluate] chats = {self.chats}, repeats = {self.repeats}: expected at least 1 each"
-            )
+        counts = {name: getattr(self, name) for name in ("chats", "repeats", "trained_repeats")}
+        if min(counts.values()) < 1:
+            told = ", ".join(f"{name} = {count}" for name, count in counts.items())
+            raise BadInput(f"[evaluate] {told}: expected at least 1 each")
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,16 @@ class Study:
         once, greedy = Pass(chats=self.evaluate.chats), Pass(chats=1, greedy=True)
         mine = [c for c in self.conditions() if c.arm == job.arm]
         work = [(c, once) for c in mine]
-        if not job.arm:
-            again = next(c for c in mine if c.name == "base_open")
-            work += [(again, replace(once, repeat=i)) for i in range(1, self.evaluate.repeats)]
+        work += [(c, replace(once, repeat=i)) for c in mine for i in range(1, self.repeats(c))]
         if self.evaluate.greedy:
             work += [(c, greedy) for c in mine if self.has_greedy(c)]
         return work
+
+    def repeats(self, condition: Condition) -> int:
+        """How often a condition is played sampled: more than once where its noise floor is measured."""
+        if condition.name == "base_open":
+            return self.evaluate.repeats
+        return self.evaluate.trained_repeats if condition.name == f"trained_{condition.arm}" else 1
 
     @staticmethod
     def has_greedy(condition: Condition) -> bool:

@@ -3,8 +3,8 @@
     found.verdict       one seed, noise, helps, hurts, no different, cannot tell: the first that fits
     found.sentence      the same in words, with every number that it stands on
 
-`one seed`: a side has a single training seed. `noise`: the difference is no larger than evaluating the untrained
-base again makes. `helps`, `hurts`: the deciding p is below 0.05. `no different`: the user named a margin, and two
+`one seed`: a side has a single training seed. `noise`: the difference is no larger than evaluating unchanged
+models again makes. `helps`, `hurts`: the deciding p is below 0.05. `no different`: the user named a margin, and two
 one-sided tests found the difference inside it. `cannot tell`: everything else; with a margin it comes with the
 seeds that would settle it. Left out: how the numbers are found (stats.py).
 """
@@ -197,7 +197,7 @@ class Comparison:
         met = f"; it is inside the margin of {self.margin:g} that was named" if self.equivalent else ""
         return (
             f"{self.a} minus {self.b} is {_signed(self.difference)}, inside the evaluation's own noise: evaluating "
-            f"the untrained base again moves as much (up to {floor:.3f}). {left}{met}."
+            f"unchanged models again moves as much (up to {floor:.3f}). {left}{met}."
         )
 
     @property
