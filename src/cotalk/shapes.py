@@ -1,7 +1,6 @@
 """Models of a known shape with random weights: for measuring on a machine, without a download.
 
-A random model never ends its message, so every turn is as long as its budget. The tokenizer has one token a byte and a
-ChatML-like template.
+A random model all but never ends its message, so every turn is as long as its budget.
 """
 
 from __future__ import annotations
@@ -48,13 +47,28 @@ def random_model(shape: str, device: str | torch.device = "cpu", dtype: torch.dt
         return kind(config(**sizes, attn_implementation="sdpa")).to(dtype).eval()
 
 
+def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """One token a word, for every id of a vocabulary: what a random model says is as long when it is heard."""
+    special = ["<|pad|>", "<|im_start|>", "<|im_end|>", "?"]
+    words = {w: i for i, w in enumerate(special)} | {f"w{i}": i for i in range(len(special), vocabulary)}
+    made = Tokenizer(models.WordLevel(words, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(special[:3])
+    return _wrapped(made)
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte."""
     special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
     letters = special + sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(letters)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(special)
+    return _wrapped(made)
+
+
+def _wrapped(made: Tokenizer) -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|pad|>", eos_token="<|im_end|>")
     fast.chat_template = TEMPLATE
     return fast

@@ -94,8 +94,10 @@ def one_line(text: str) -> str:
 
     Every kind of white space and line break becomes one space; control, zero-width and bidirectional marks go.
     """
-    kept = (c if not unicodedata.category(c).startswith("C") or c.isspace() else "" for c in text)
-    return " ".join("".join(kept).split())
+    if not text.isprintable():
+        odd = (c for c in set(text) if unicodedata.category(c).startswith("C") and not c.isspace())
+        text = text.translate(dict.fromkeys(map(ord, odd)))
+    return " ".join(text.split())
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_packed_gradients_equal_padded_ones_in_float32(family: str, recompute: b
     our_gap, ours = PackedScorer(d, 0.8, chunk=100, recompute=recompute).gradients(2, rows, 50.0)
     assert torch.allclose(gap, our_gap, atol=1e-4)
     for name, a, b in zip(d.stack.parameters(2), ours, theirs, strict=True):
-        assert (a - b).abs().max() < 1e-5 * max(1.0, b.abs().max()), name
+        assert (a - b).norm() < 3e-5 * b.norm(), name
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -89,7 +89,7 @@ def test_bfloat16_sampling_and_training_agree_on_average(family: str) -> None:
     torch.manual_seed(5)
     kind, config = MODELS[family]
     with torch.device("cuda"):
-        model = kind(config(**SIZES | dict(initializer_range=0.06, hidden_size=256))).bfloat16().eval()
+        model = kind(config(**SIZES | dict(initializer_range=0.06, hidden_size=192))).bfloat16().eval()
     stack = Stack(model, 2, rank=8, alpha=16)
     for k in (1, 2):
         stack.initialise(k, 17, k)

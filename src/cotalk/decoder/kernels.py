@@ -259,7 +259,7 @@ def _place(
     )
     kind = q.dtype.element_ty
     lo, hi = lo.to(kind).to(tl.float32), hi.to(kind).to(tl.float32)
-    if NORM:
+    if NORM:  # noqa: SIM102 (a constant of the compiled kernel, which `part` is not)
         if part < 2:
             r = tl.rsqrt((tl.sum(lo * lo, 1) + tl.sum(hi * hi, 1)) / (2 * HALF) + eps)
             gain = q_norm if part == 0 else k_norm
