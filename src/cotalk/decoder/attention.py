@@ -8,11 +8,14 @@ prompt, or one that several rows share). On a GPU in half precision this is torc
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional as F
+
+from cotalk.decoder.ops import to_device
 
 FLASH = torch.ops.aten
 
@@ -29,7 +32,7 @@ class Spans:
     @staticmethod
     def of(q_lengths: list[int], k_lengths: list[int], device: torch.device) -> Spans:
         def ends(lengths: list[int]) -> torch.Tensor:
-            return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(device, non_blocking=True)
+            return to_device([0, *itertools.accumulate(lengths)], torch.int32, device)
 
         return Spans(ends(q_lengths), ends(k_lengths), max(q_lengths), max(k_lengths))
 

@@ -17,6 +17,10 @@ from cotalk.decoder.twins import PAGE
 from cotalk.decoder.weights import Decoder, Fused, Layer
 
 
+# rows at most -> (rows, columns, warps) of a tile, the fastest of those tried on an H200 (LAB.md)
+SILU_TILES = {64: (16, 64, 2), 1024: (32, 128, 2), 1 << 31: (64, 64, 8)}
+
+
 def _block(width: int) -> int:
     return triton.next_power_of_2(width)
 
@@ -332,10 +336,10 @@ def _add_lora(
 
 def add_lora(h: torch.Tensor, y: torch.Tensor, fused: Fused, adapters: torch.Tensor) -> None:
     n, tile = len(h), _rows_a_tile(len(h))
-    block = 64 if n <= 64 else 128
+    block = 64
     _add_lora[(triton.cdiv(n, tile), triton.cdiv(fused.out, block))](
         h, y, fused.b, adapters, n, fused.out, h.stride(0), y.stride(0), fused.extra, RANK=fused.rank, ROWS=tile,
-        BLOCK=block, PRECISION=_precision(y), num_warps=4,
+        BLOCK=block, PRECISION=_precision(y), num_warps=4 if tile > 16 else 2,
     )  # fmt: skip
 
 
@@ -363,11 +367,10 @@ def _silu_lora(
 
 def silu_lora(y: torch.Tensor, fused: Fused, adapters: torch.Tensor, out: torch.Tensor) -> None:
     n, mlp = out.shape
-    tile = _rows_a_tile(n)
-    block = 64 if n <= 64 else 128
+    tile, block, warps = next(shape for most, shape in SILU_TILES.items() if n <= most)
     _silu_lora[(triton.cdiv(n, tile), triton.cdiv(mlp, block))](
         y, fused.b, adapters, out, n, mlp, y.stride(0), fused.extra, RANK=fused.rank, ROWS=tile, BLOCK=block,
-        PRECISION=_precision(y), num_warps=4,
+        PRECISION=_precision(y), num_warps=warps,
     )  # fmt: skip
 
 
@@ -587,7 +590,7 @@ def choose_and_advance(logits: torch.Tensor, state: dict[str, torch.Tensor], end
     s = state
     _choose[(rows, splits)](
         logits, s["low"], s["high"], s["count"], s["temperature"], f32[0], f32[1], best_at, f32[2], f32[3], entries,
-        logits.stride(0), SPLITS=splits, BLOCK=1024, num_warps=4,
+        logits.stride(0), SPLITS=splits, BLOCK=1024, num_warps=8,
     )  # fmt: skip
     _advance[(rows,)](
         f32[0], f32[1], best_at, f32[2], f32[3], s["token"], s["position"], s["slot"], s["count"], s["limit"],

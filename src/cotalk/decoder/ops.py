@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,15 @@ import torch
 from cotalk.decoder import twins
 from cotalk.decoder.twins import PAGE
 
-__all__ = ["PAGE", "on"]
+__all__ = ["PAGE", "on", "to_device"]
+
+
+def to_device(
+    values: Sequence[float] | torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A tensor on the device, without waiting for what runs there."""
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def on(device: torch.device) -> Any:

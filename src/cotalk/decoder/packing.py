@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cotalk.decoder.attention import Spans
+from cotalk.decoder.ops import to_device
 from cotalk.rows import Row
 
 WORTH_SHARING = 16  # tokens; a shorter common stretch costs more as a sequence of its own than it saves
@@ -103,12 +104,12 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
             credit += [earned or 0.0] * len(logprobs)
 
     def whole(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long).to(device, non_blocking=True)
+        return to_device(values, torch.long, device)
 
     return Packed(
         whole(tree.ids), whole(tree.positions), Spans.of(tree.q_lengths, tree.k_lengths, device),
         None if len(tree.keys) == len(tree.ids) else whole(tree.keys), whole(where), whole(targets),
-        torch.tensor(sampled, dtype=torch.float32).to(device), torch.tensor(credit, dtype=torch.float32).to(device),
+        to_device(sampled, torch.float32, device), to_device(credit, torch.float32, device),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from cotalk.decoder.attention import Spans, attend
-from cotalk.decoder.ops import PAGE, on
+from cotalk.decoder.ops import PAGE, on, to_device
 from cotalk.decoder.weights import Decoder, Fused, Layer
 
 
@@ -78,10 +78,10 @@ class Serving:
             ids += s.ids
             positions += range(s.start, end)
             adapters += [s.adapter] * len(s.ids)
-        on_device = [torch.tensor(x, dtype=torch.int32).to(d.device) for x in (adapters, positions)]
+        on_device = [to_device(x, torch.int32, d.device) for x in (adapters, positions)]
         spans = Spans.of([len(s.ids) for s in stretches], [len(x) for x in slots], d.device)
-        keys, mine = torch.cat(slots).to(d.device), torch.cat(own).to(d.device)
-        h = d.embedding[torch.tensor(ids, device=d.device)]
+        keys, mine = (to_device(torch.cat(x), torch.long, d.device) for x in (slots, own))
+        h = d.embedding[to_device(ids, torch.long, d.device)]
         for i, layer in enumerate(d.layers):
             q = self._placed(layer, h, on_device[0], on_device[1], mine, cache, i)
             if i + 1 == len(d.layers):

@@ -13,7 +13,7 @@ graph for each number of rows, all from one pool of memory. On a CPU each run's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,13 +121,11 @@ class FastEngine:
 
     @torch.no_grad()
     def _generate(self, rows: list[_Row]) -> list[Reply]:
-        stretches, used = self._plan(rows)
-        self._read(stretches)
+        for stretches in self._plan(rows):
+            self._read(stretches)
         pairs = [pair for row in rows for pair in row.copied]
         self._cache.copy([a for a, _ in pairs], [b for _, b in pairs])
         replies = self._decode(rows)
-        for prefix in used:
-            self._pool.drop(prefix)
         for row, reply in zip(rows, replies, strict=True):
             self._leave(row, reply)
         return replies
@@ -138,7 +136,8 @@ class FastEngine:
         rows = sorted((_Row(v, i) for i, v in enumerate(views)), key=lambda r: r.adapter)
         self.decoder.refresh()
         self._make_room(sum(-(-r.length // PAGE) + 1 for r in rows))
-        self._read(self._plan(rows)[0])
+        for stretches in self._plan(rows):
+            self._read(stretches)
         state = self._state_for(rows)
         live = state._fill(rows)
         size = state._size(live, live)
@@ -148,8 +147,8 @@ class FastEngine:
 
     # --- 1. plan ---
 
-    def _plan(self, rows: list[_Row]) -> tuple[list[Stretch], list[Prefix]]:
-        """Gives every row its pages. Returns what is to be read into them, and the kept prefixes that were used."""
+    def _plan(self, rows: list[_Row]) -> tuple[list[Stretch], list[Stretch]]:
+        """Gives every row its pages. Returns what is to be read into them: first what prompts share, then the rest."""
         prompts: dict[Prefix, list[_Row]] = {}
         for row in rows:
             prompts.setdefault((row.adapter, row.view.ids), []).append(row)
@@ -157,19 +156,36 @@ class FastEngine:
         used = dict(found for found in known.values() if found)
         for entry in used.values():  # held until the rows have their own share of them
             self._pool.share(entry.pages)
-        stretches: list[Stretch] = []
+        stems, stem_of = self._stems([prompt for prompt in prompts if not known[prompt]])
+        rest: list[Stretch] = []
         tails: list[tuple[int, int]] = []
         for prompt, group in prompts.items():
-            entry = used[known[prompt][0]] if known[prompt] else Entry((), 0)  # type: ignore[index]
             (adapter, ids), length = prompt, len(prompt[1]) - 1
+            found = known[prompt]
+            entry = used[found[0]] if found else stem_of.get(prompt, Entry((), 0))
             pages, tail = self._prompt_pages(entry, length)
             tails += tail
-            stretches.append(Stretch(adapter, ids[entry.length : -1], entry.length, pages))
+            rest.append(Stretch(adapter, ids[entry.length : -1], entry.length, pages))
             self._deal(group, pages, length)
         self._cache.copy([a for a, _ in tails], [b for _, b in tails])
         for entry in used.values():
             self._pool.release(entry.pages)
-        return [s for s in stretches if s.ids], list(used)
+        for stem in stems:
+            self._pool.release(stem.pages)
+        for prefix in used:  # gone on from: what follows is kept in its place
+            self._pool.drop(prefix)
+        return stems, [s for s in rest if s.ids]
+
+    def _stems(self, prompts: list[Prefix]) -> tuple[list[Stretch], dict[Prefix, Entry]]:
+        """What several prompts of one adapter begin with, in whole pages: read once, shared by all of them."""
+        stems: list[Stretch] = []
+        stem_of: dict[Prefix, Entry] = {}
+        for cluster, length in _clusters(sorted(prompts)):
+            adapter, ids = cluster[0]
+            pages = self._pool.take(length // PAGE)
+            stems.append(Stretch(adapter, ids[:length], 0, pages))
+            stem_of |= dict.fromkeys(cluster, Entry(tuple(pages), length))
+        return stems, stem_of
 
     def _known(self, view: View) -> tuple[Prefix, Entry] | None:
         """What the seat's last turn left in the cache, when this prompt goes on from it."""
@@ -234,6 +250,31 @@ class FastEngine:
             return
         whole = (*row.view.ids, *reply.ids)  # the last token was sampled, not read
         self._pool.keep((row.adapter, whole), row.pages, len(whole) - 1)
+
+
+def _clusters(prompts: Sequence[Prefix]) -> Iterator[tuple[list[Prefix], int]]:
+    """Neighbours in a sorted list that all begin with the same whole pages, and how many tokens these hold."""
+    cluster: list[Prefix] = []
+    shared = 0
+    for prompt in prompts:
+        alike = _alike(cluster[-1], prompt) if cluster else 0
+        if alike and (len(cluster) == 1 or alike == shared):
+            cluster, shared = [*cluster, prompt], alike
+            continue
+        if len(cluster) > 1:
+            yield cluster, shared
+        cluster, shared = [prompt], 0
+    if len(cluster) > 1:
+        yield cluster, shared
+
+
+def _alike(a: Prefix, b: Prefix) -> int:
+    """The tokens of the whole pages that both begin with; a prompt's last token is never among them."""
+    (adapter, x), (other, y) = a, b
+    at, most = 0, min(len(x), len(y)) - 1
+    while adapter == other and at + PAGE <= most and x[at : at + PAGE] == y[at : at + PAGE]:
+        at += PAGE
+    return at
 
 
 class _State:
