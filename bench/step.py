@@ -1,8 +1,9 @@
 """A whole training step of six stacked runs at the published caps, against the published engine, on one GPU.
 
-8 problems x 4 chats, order ABAB, every message as long as its budget (random weights), first prompts of about 110 tokens.
-Steps between the first (which pays for set-up) and the last (which writes checkpoints) are measured. Ours: the `fast` engine and the packed trainer, all runs in one stack. The
-published engine, one run: transformers' generate with PEFT on 32 rows a turn, then padded micro-batches of 8 rows.
+8 problems x 4 chats, order ABAB, every message as long as its budget (random weights), first prompts of about 110
+tokens. Steps between the first (which pays for set-up) and the last (which writes checkpoints) are measured. Ours: the
+`fast` engine and the packed trainer, all runs in one stack. The published engine, one run: transformers' generate with
+PEFT on 32 rows a turn, then padded micro-batches of 8 rows.
 
     PYTHONPATH=src python bench/step.py --peer --out results/bench/step.jsonl
 """
