@@ -22,7 +22,6 @@ from cotalk.checks import (
     git_state,
     length_of,
     overlap,
-    pass_at_k,
     scan,
     settle,
     template_of,
@@ -616,9 +615,13 @@ def test_a_study_in_which_nothing_was_updated_fails_the_on_policy_check(spoilt: 
     assert (found.result, found.n) == ("fail", 0)
 
 
-def test_pass_at_k_counts_a_task_that_any_chat_solved() -> None:
-    # one run, two tasks, two chats, one seat: task 0 solved once of two, task 1 never
-    assert pass_at_k(np.array([[[[1.0], [0.0]], [[0.0], [0.0]]]])) == (0.25, 0.5, 2)
+def test_pass_at_k_is_told_beside_the_mean_with_its_interval(sound: Path) -> None:
+    each = found(sound, "pass@k")
+    solved = results.read(sound)["conditions"]["base_open"]
+    mean, low, high = (solved["pass_at"]["2"][key] for key in ("mean", "low", "high"))
+    assert mean > solved["score"]["mean"]
+    assert f"], pass@2 {mean:.2f} [{low:.2f}, {high:.2f}]" in each.detail
+    assert each.n == TASKS * (4 + 2 * len(SEEDS))
 
 
 def test_tasks_that_need_no_talk_are_pointed_at(spoilt: Path) -> None:

@@ -615,19 +615,13 @@ def _stale(evidence: Evidence, name: str, score: Score) -> list[str]:
     return [f"{name}: results.json says {told:.4f}, outcomes/{score.file_name} gives {score.rate.mean:.4f}"]
 
 
-def pass_at_k(outcomes: np.ndarray) -> tuple[float, float, int]:
-    """(runs, tasks, chats, seats) -> mean, share of (run, task, seat) that any of its k chats got right, k."""
-    right = np.asarray(outcomes) >= 1.0
-    return float(np.nanmean(outcomes)), float(right.any(2).mean()), outcomes.shape[2]
-
-
 def solved_once(evidence: Evidence) -> Check:
     """pass@k a task beside the mean: training that only sharpens moves the mean and not pass@k."""
     parts, n = [], 0
     for name, score in evidence.scores.items():
-        mean, once, k = pass_at_k(score.outcomes)
-        n += score.outcomes.shape[0] * score.outcomes.shape[1]
-        parts.append(f"{name} {mean:.2f}, pass@{k} {once:.2f}")
+        runs, tasks, k, _ = score.outcomes.shape
+        n += runs * tasks
+        parts.append(f"{name} {score.rate.brief}, pass@{k} {score.pass_at_k.brief}")
     return settle("pass@k", f"{n:,} tasks of {len(evidence.scores)} conditions", n, detail="; ".join(parts))
 
 

@@ -127,6 +127,17 @@ class Score:
         return {seed: list(row) for seed, row in zip(means, rows, strict=True)}
 
     @property
+    def repeated(self) -> Rate | None:
+        """Over evaluations of these very runs; None where too few were made."""
+        return stats.rate_over_evaluations(self.repeats)
+
+    @property
+    def pass_at_k(self) -> Rate:
+        """The share of tasks that any of a task's k chats solved (an outcome of 1): by seat and run, then averaged."""
+        solved = (self.outcomes >= 1.0).any(axis=2, keepdims=True)
+        return self._rate(np.asarray(solved, dtype=np.float64))
+
+    @property
     def seat_rates(self) -> dict[str, Rate]:
         return {seat: self._rate(self.outcomes[..., [at]]) for at, seat in enumerate(self.seats)}
 
@@ -337,6 +348,7 @@ def _condition(score: Score, greedy: Score | None) -> Json:
         "greedy": None if greedy is None else _measured(greedy),
         "repeats": [float(np.mean(means)) for means in zip(*again.values(), strict=True)],
         "repeats_per_seed": again,
+        "repeated": None if score.repeated is None else score.repeated.as_json,
     }
 
 
@@ -345,6 +357,7 @@ def _measured(score: Score) -> Json:
         "score": score.rate.as_json,
         "per_seed": score.seed_means,
         "per_seat": {seat: rate.as_json for seat, rate in score.seat_rates.items()},
+        "pass_at": {str(chats): score.pass_at_k.as_json} if (chats := score.outcomes.shape[2]) > 1 else {},
         "talk": {name: rate.as_json for name, rate in talk.rates(score.talk, score.clusters).items()},
         "graded": {name: float(np.nanmean(getattr(score, name))) for name in ("strict", "lenient", "parsed")},
         "size": _size(score),
@@ -528,9 +541,12 @@ def _measured_faults(measured: Json, where: str) -> Iterator[str]:
     mean, expected = measured["score"]["mean"], sum(seeds.values()) / len(seeds)
     if abs(mean - expected) > 1e-6:
         yield f"{where}.score has the mean {mean} and its per_seed the mean {expected}; expected the same"
-    for group in ("per_seat", "talk"):
-        for name, rate in measured[group].items():
+    for group in ("per_seat", "talk", "pass_at"):
+        for name, rate in measured.get(group, {}).items():
             yield from _rate_faults(rate, f"{where}.{group}.{name}", len(seeds))
+    k, chats = [*measured.get("pass_at", {})], measured.get("size", {}).get("chats")
+    if k and chats and k != [str(chats)]:
+        yield f"{where}.pass_at has the keys {k}; expected {chats} alone, the chats a task in size"
 
 
 def _repeat_faults(condition: Json, where: str) -> Iterator[str]:
@@ -548,6 +564,14 @@ def _repeat_faults(condition: Json, where: str) -> Iterator[str]:
     told = condition["repeats"]
     if len(means) != len(told) or any(abs(a - b) > 1e-6 for a, b in zip(means, told, strict=True)):
         yield f"{where}.repeats is {told}; expected {means}, the means of repeats_per_seed"
+    if rate := condition.get("repeated"):
+        if (
+            not rate["low"] <= rate["mean"] <= rate["high"]
+            or abs(rate["mean"] - sum(means) / len(means)) > 1e-6
+        ):
+            yield f"{where}.repeated is {rate}; expected the mean of repeats within its interval"
+        if rate["n"] != len(means):
+            yield f"{where}.repeated.n is {rate['n']}; expected {len(means)}, the evaluations in repeats"
 
 
 def _rate_faults(rate: Json, where: str, runs: int) -> Iterator[str]:
@@ -596,15 +620,25 @@ def _told(versions: Mapping[str, int]) -> str:
 
 
 def table(results: Json) -> RenderableType:
-    """Scores with every seed, seats and talk as tables, then a sentence a comparison; for rich to print."""
+    """Scores, pass@k, seats, evaluations made again, talk; then a sentence a comparison. For rich to print."""
     conditions = results["conditions"]
     parts: list[RenderableType] = [_score_table(results["study"], conditions)]
     seats = {name: each["per_seat"] for name, each in conditions.items() if len(each["per_seat"]) > 1}
+    once = {
+        name: {"mean": each["score"]} | {f"pass@{k}": rate for k, rate in each["pass_at"].items()}
+        for name, each in conditions.items()
+        if each.get("pass_at")
+    }
+    again = {
+        name: {"mean of all": rate} for name, each in conditions.items() if (rate := each.get("repeated"))
+    }
     spoken = {
         name: {key: rate for key, rate in each["talk"].items() if key in SHOWN_TALK}
         for name, each in conditions.items()
     }
+    parts += _rate_table("pass@k: tasks that any of their k chats solved, beside the mean", conditions, once)
     parts += _rate_table("each seat's own answer", conditions, seats)
+    parts += _rate_table("the same models evaluated again, on the same tasks", conditions, again)
     parts += _rate_table("talk, over all seats", conditions, {n: row for n, row in spoken.items() if row})
     parts += [Text(f"{row['verdict']}: {row['sentence']}") for row in results["comparisons"]]
     parts += [Text(f"not up to date: {line}") for line in stale(results)]
