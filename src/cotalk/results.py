@@ -249,15 +249,16 @@ def judge(found: Iterable[Comparison], margin: float | None) -> list[Comparison]
     return stats.correct(judged) if len(judged) > 1 else judged
 
 
-def noise_floors(scores: Mapping[str, Score]) -> dict[str, NoiseFloor | None]:
-    """The floor of one evaluation in each condition: its own where it was played again, else the untrained base's."""
-    base = stats.noise_floor(
-        *(row for score in scores.values() if score.seeds == (None,) for row in score.repeats)
-    )
-    return {name: stats.noise_floor(*score.repeats) or base for name, score in scores.items()}
+def noise_floors(repeats: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, NoiseFloor | None]:
+    """The floor of one evaluation in each condition: its own where it was played again, else the untrained base's.
+
+    repeats: {condition: {seed: means}}, as in `repeats_per_seed`.
+    """
+    base = stats.noise_floor(*(rows["base"] for rows in repeats.values() if "base" in rows))
+    return {name: stats.noise_floor(*rows.values()) or base for name, rows in repeats.items()}
 
 
-def _checkpoints(a: Score, b: Score) -> Json | None:
+def checkpoints(a: Score, b: Score) -> Json | None:
     """For one run against one: how far these two checkpoints lie apart, over tasks."""
     if len(a.seeds) > 1 or len(b.seeds) > 1:
         return None
@@ -307,7 +308,7 @@ def build(
     about = about or {}
     labels = {name: str(about.get(name, {}).get("label") or _words(name)) for name in sampled}
     conditions = {
-        name: dict(about.get(name, {})) | _condition(score, greedy.get(name))
+        name: dict(about.get(name, {})) | numbers_of(score, greedy.get(name))
         for name, score in sampled.items()
     }
     return {
@@ -342,7 +343,8 @@ def _by_condition(scores: Sequence[Score], decoding: str) -> dict[str, Score]:
     return dict(zip(names, chosen, strict=True))
 
 
-def _condition(score: Score, greedy: Score | None) -> Json:
+def numbers_of(score: Score, greedy: Score | None) -> Json:
+    """All that a condition of the document holds, but for its words."""
     again = score.repeats_per_seed
     return _measured(score) | {
         "greedy": None if greedy is None else _measured(greedy),
@@ -378,7 +380,7 @@ def _comparisons(
     for name in (name for pair in pairs for name in pair):
         if name not in sampled:
             raise BadInput(f"a comparison names {name!r}; expected one of {', '.join(sampled)}.")
-    floors = noise_floors(sampled)
+    floors = noise_floors({name: score.repeats_per_seed for name, score in sampled.items()})
     found = [
         stats.with_noise(compare_scores(sampled[a], sampled[b], labels[a], labels[b]), floors[a], floors[b])
         for a, b in pairs
@@ -386,7 +388,7 @@ def _comparisons(
     return [
         comparison.as_json
         | {"a": a, "b": b, "per_seed_a": sampled[a].seed_means, "per_seed_b": sampled[b].seed_means}
-        | {"checkpoints": _checkpoints(sampled[a], sampled[b])}
+        | {"checkpoints": checkpoints(sampled[a], sampled[b])}
         for (a, b), comparison in zip(pairs, judge(found, margin), strict=True)
     ]
 
@@ -423,8 +425,7 @@ def check(results: object) -> list[str]:
         return [f"the document is {_kind(results)}; expected an object"]
     if results.get("schema") != SCHEMA or results.get("schema") is True:
         return [f"schema is {results.get('schema')!r}; expected {SCHEMA}, all that this version reads"]
-    faults = [*_finite_faults(results, ""), *_shape_faults(results)]
-    if faults:
+    if faults := misshapen(results):
         return faults
     try:
         return list(_relation_faults(results))
@@ -438,6 +439,11 @@ def check(results: object) -> list[str]:
         return [
             f"the document has not the shape of results.schema.json ({error!r}); pip install jsonschema says where"
         ]
+
+
+def misshapen(results: Json) -> list[str]:
+    """Where the document departs from results.schema.json, or holds what JSON has not."""
+    return [*_finite_faults(results, ""), *_shape_faults(results)]
 
 
 def stale(results: Json) -> list[str]:
