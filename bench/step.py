@@ -138,6 +138,7 @@ def stacked(shape: str, runs: int, view: str, steps: int, lengths: tuple[int, in
         "view": view, "runs": runs, "lengths": lengths, "seconds": statistics.median(times[later]),
         "engine_seconds": statistics.median(engines[later]), "training_seconds": statistics.median(trained[later]),
         "first_step_seconds": times[0], "load_seconds": loaded,
+        "checkpoint_seconds": max(0.0, times[-1] - statistics.median(times[later])),
         "tokens_sampled": sum(m["tokens"] for m in seen[-runs:]),
         "prompt_tokens_read": pair.engine.read_tokens / steps,  # type: ignore[attr-defined]
         "ratio_mean": [m["ratio/mean"] for m in seen], "gap_mean": max(m["logprob_gap/mean"] for m in seen),
