@@ -19,6 +19,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,18 @@ import torch
 
 from cotalk import causal, results
 from cotalk.base import load_base, pick_device
+from cotalk.chat import Player
 from cotalk.checks import git_state
 from cotalk.config import Config
-from cotalk.engines import Table
+from cotalk.engines import Engine, Table
 from cotalk.engines.hf import HfEngine
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Evaluation, evaluate, read_score
 from cotalk.grade import load_grader
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.methods import method
+from cotalk.methods import Method, method, pool_of
+from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
 from cotalk.results import Score
 from cotalk.run import RunDirectory, read_lines, write_atomically
@@ -124,19 +127,38 @@ def _run_stack(
     for job in jobs:
         base.check(study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = first.rules.seats
-    per_job = [len(seats) if study.job_config(j).adapters == "per_seat" else 1 for j in jobs if j.arm]
-    stack = Stack(
-        base.model, max(1, sum(per_job)), first.rank, first.alpha, first.target_layers, base.name, base.sha256
-    )
-    engine, failures, at = Table(HfEngine(stack, base.form.end_ids)), {}, 1
-    lives: dict[str, Playing] = {}
+    tables: dict[
+        str, tuple[Method, tuple[Entry, ...], dict[str, int], int]
+    ] = {}  # of each job: method, pool, own rows
+    at = 1
     for job in jobs:
         config = study.job_config(job)
-        own = {}
+        if not job.arm:
+            continue
+        own = {seat: at + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
+        how, guests_at = method(config), max(own.values()) + 1
+        pool = pool_of(how, config)
+        tables[job.name] = how, pool, own, guests_at
+        at = guests_at + rows_of_pool(pool, own)
+    stack = Stack(
+        base.model, max(1, at - 1), first.rank, first.alpha, first.target_layers, base.name, base.sha256
+    )
+    lives: dict[str, Playing] = {}
+    engines: dict[str, Engine] = {}
+    failures: dict[str, str] = {}
+    for job in jobs:
+        config, run = study.job_config(job), None
         if job.arm:
-            own = {seat: at + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
-            at = max(own.values()) + 1
-        lives[job.name] = _life(study, out, tasks, job, config, base.form, stack, own, progress)
+            how, pool, own, guests_at = tables[job.name]
+            path = out / "runs" / job.name
+            guests = Guests(pool, own, stack, guests_at, config.snapshot_every, path) if pool else None
+            engines |= guests.engines if guests else {}
+            run = Run(
+                job.name, config, tasks.train, tasks.dev, base.form, Learner(stack, own, config), how,
+                RunDirectory(path), load_grader(config.grade) if config.grade else None,
+                partial(_told, progress, job.name, config.steps), guests,
+            )  # fmt: skip
+        lives[job.name] = _life(study, out, tasks, job, config, base.form, run, progress)
 
     def failed(name: str, error: Exception) -> None:
         if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
@@ -146,26 +168,31 @@ def _run_stack(
             f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
         )
 
-    drive(lives, engine, failed)
+    drive(lives, Table(HfEngine(stack, base.form.end_ids), engines), failed)
     return failures
 
 
+def _told(progress: Progress, name: str, steps: int, step: int, metrics: dict[str, Any]) -> None:
+    progress(name, "train", step, steps, metrics)
+
+
 def _life(
-    study: Study, out: Path, tasks: Tasks, job: Job, config: Config, form: Any, stack: Stack, own: dict[str, int],
+    study: Study,
+    out: Path,
+    tasks: Tasks,
+    job: Job,
+    config: Config,
+    form: Any,
+    run: Run | None,
     progress: Progress,
-) -> Playing:  # fmt: skip
+) -> Playing:
     """A job from beginning to end: train, then play its conditions on the held-out tasks, once."""
-    grader = load_grader(config.grade) if config.grade else None
     work = study.work(job)
-    players = {}
-    if job.arm:
-        run = Run(
-            job.name, config, tasks.train, tasks.dev, form, Learner(stack, own, config), method(config),
-            RunDirectory(out / "runs" / job.name), grader,
-            progress=lambda step, m: progress(job.name, "train", step, config.steps, m),
-        )  # fmt: skip
+    players: dict[str, Player] = {}
+    if run:
         yield from train(run)
         players = run.players
+    grader = load_grader(config.grade) if config.grade else None
     knocked, played = study.knockouts(job), [0]
 
     def told(name: str) -> None:

@@ -5,6 +5,7 @@ The same pieces as a study, without arms: nothing here that a study does not do 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.table import Table as RichTable
 from cotalk.base import load_base
 from cotalk.chat import Player
 from cotalk.config import Config
-from cotalk.engines import Table
+from cotalk.engines import Engine, Table
 from cotalk.engines.hf import HfEngine
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
@@ -24,7 +25,8 @@ from cotalk.grade import load_grader
 from cotalk.jobs import prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.methods import method
+from cotalk.methods import method, pool_of
+from cotalk.partners import Guests, adapters_in, rows_of_pool
 from cotalk.results import Score
 from cotalk.run import RunDirectory, read_lines
 from cotalk.stack import drive
@@ -41,7 +43,10 @@ def train_one(config: Config, out: Path, console: Console) -> None:
     base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
     own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
-    stack = _stack(base, config, max(own.values()))
+    how, first = method(config), max(own.values()) + 1
+    pool = pool_of(how, config)
+    stack = _stack(base, config, first - 1 + rows_of_pool(pool, own))
+    guests = Guests(pool, own, stack, first, config.snapshot_every, out) if pool else None
     with Progress(console=console, refresh_per_second=2) as bar:
         task = bar.add_task("train", total=config.steps)
 
@@ -50,10 +55,10 @@ def train_one(config: Config, out: Path, console: Console) -> None:
             bar.update(task, completed=step, description=f"step {step}: {shares}, {m['seconds']:.1f} s")
 
         run = Run(
-            "run", config, tasks.train, tasks.dev, base.form, Learner(stack, own, config), method(config),
-            RunDirectory(out), load_grader(config.grade) if config.grade else None, told,
+            "run", config, tasks.train, tasks.dev, base.form, Learner(stack, own, config), how, RunDirectory(out),
+            load_grader(config.grade) if config.grade else None, told, guests,
         )  # fmt: skip
-        _drive("run", train(run), stack, base)
+        _drive("run", train(run), stack, base, guests.engines if guests else {})
     shown = RichTable(title=f"{out}: dev tasks, greedy (curves, not a result)", title_justify="left")
     for column in ("step", "dev score", "sends", "uses", "asks"):
         shown.add_column(column)
@@ -101,20 +106,6 @@ def evaluate_one(
     return _shown(score, out / "scores" / condition.name, console)
 
 
-def adapters_in(path: Path, seats: str) -> dict[Path, str]:
-    """{directory of an adapter: the seats it takes} of an adapter's directory or a run's."""
-    for whole in (path, path / "adapter"):
-        if (whole / "adapter_config.json").is_file():
-            return {whole: seats}
-    apart = {path / f"adapter_{seat}": seat for seat in seats}
-    if all((where / "adapter_config.json").is_file() for where in apart):
-        return apart
-    raise BadInput(
-        f"--adapter {path}: expected a directory in PEFT's format (adapter_config.json), or a run's directory with "
-        f"adapter/ or {', '.join(where.name for where in apart)}/ in it"
-    )
-
-
 def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:
     table = RichTable(
         title=f"{score.outcomes.shape[1]} tasks x {score.outcomes.shape[2]} chats", title_justify="left"
@@ -143,8 +134,10 @@ def _stack(base: Any, config: Config, adapters: int) -> Stack:
     )
 
 
-def _drive(name: str, playing: Any, stack: Stack, base: Any) -> None:
+def _drive(
+    name: str, playing: Any, stack: Stack, base: Any, others: Mapping[str, Engine] | None = None
+) -> None:
     def failed(_: str, error: Exception) -> None:
         raise error
 
-    drive({name: playing}, Table(HfEngine(stack, base.form.end_ids)), failed)
+    drive({name: playing}, Table(HfEngine(stack, base.form.end_ids), others), failed)
