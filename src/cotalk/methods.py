@@ -68,26 +68,26 @@ class Method(Protocol):
 # --- what is paid, and against what -------------------------------------------------------------------------------
 
 
-Worth = Callable[[Chat, int], float]  # a chat and a turn of it -> what the message there is paid
+Worth = Callable[[Chat, Message], float]  # a chat, a message -> what the chat pays a message of that seat and turn
 
 
-def team(chat: Chat, turn: int) -> float:
+def team(chat: Chat, message: Message) -> float:
     """The team's reward, whoever speaks."""
     return chat.reward
 
 
-def own(chat: Chat, turn: int) -> float:
+def own(chat: Chat, message: Message) -> float:
     """The reward of the seat that speaks."""
-    return chat.rewards[chat.rules.order[turn]]
+    return chat.rewards[message.seat]
 
 
-def later(chat: Chat, turn: int) -> float:
+def later(chat: Chat, message: Message) -> float:
     """Of the team's reward, the part of those answers that are given at this turn or after it.
 
     A message cannot have changed an answer that stood before it: leaving that answer out takes away noise and no signal
     (reward to go, Sutton and Barto 2018, section 13.3).
     """
-    return sum(chat.rewards[seat] for seat in due(chat, turn)) / len(chat.rules.seats)
+    return sum(chat.rewards[seat] for seat in due(chat, message.turn)) / len(chat.rules.seats)
 
 
 def due(chat: Chat, turn: int) -> list[str]:
@@ -108,12 +108,8 @@ def fill(
     """
     for chat in chats:
         for message in chat.messages:
-            turn = message.turn
-            if not message.learns:
-                message.credit = None
-                continue
-            pool = [worth(each, turn) for each in baseline or chats if turn < len(each.rules.order)]
-            message.credit = advantage(worth(chat, turn), pool, scaled)
+            pool = [worth(each, message) for each in baseline or chats]
+            message.credit = advantage(worth(chat, message), pool, scaled) if message.learns else None
 
 
 def advantage(value: float, pool: Sequence[float], scaled: bool = False) -> float:
@@ -386,10 +382,10 @@ class Host(GRPO):
     def credit(self, group: Group) -> None:
         fill(group.chats, self.paid_to_a_host, self.scaled)
 
-    def paid_to_a_host(self, chat: Chat, turn: int) -> float:
+    def paid_to_a_host(self, chat: Chat, message: Message) -> float:
         if not strangers(chat.players):
-            return later(chat, turn)
-        weights = {seat: 1.0 if seat == chat.rules.order[turn] else self.HELP for seat in due(chat, turn)}
+            return later(chat, message)
+        weights = {seat: self.HELP for seat in due(chat, message.turn)} | {message.seat: 1.0}
         return sum(weight * chat.rewards[seat] for seat, weight in weights.items())
 
 
