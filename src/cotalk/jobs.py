@@ -30,6 +30,8 @@ from cotalk.base import load_base, pick_device
 from cotalk.chat import Player
 from cotalk.checks import git_state
 from cotalk.config import Config
+from cotalk.crossplay import Matrix, Players, play_oracle, play_row, rows_needed, sitters, summary
+from cotalk.deal import Deal
 from cotalk.engines import Engine, Table
 from cotalk.engines.hf import HfEngine
 from cotalk.errors import BadInput, RunFailed
@@ -40,6 +42,7 @@ from cotalk.lora import Stack
 from cotalk.methods import Method, method, pool_of
 from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
+from cotalk.reliability import reliability
 from cotalk.results import Score
 from cotalk.run import RunDirectory, read_lines, write_atomically
 from cotalk.split import Tally, Tasks, splits
@@ -78,11 +81,21 @@ def run_study(
     jobs = study.jobs()
     on_cpu = pick_device(study.config.device) == "cpu"
     workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
-    if on_cpu:
-        failures = _in_workers(study, out, tasks, jobs, workers, progress)
-    else:
-        failures = run_jobs(study, out, tasks, jobs, progress)
+    failures = _shared_out(study, out, tasks, jobs, workers, progress)
+    if study.evaluate.cross:
+        matrix = matrix_of(study, out, tasks, failures)
+        rows = [Job(row=row) for row in [*matrix.rows, *oracle_rows(study, matrix)]]
+        failures |= _shared_out(study, out, tasks, rows, workers, progress)
     return collect(study, out, tasks, failures, time.monotonic() - began, workers)
+
+
+def _shared_out(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
+) -> dict[str, str]:
+    """Jobs in worker processes on a CPU, in one stack on a GPU. Returns failures."""
+    if pick_device(study.config.device) == "cpu":
+        return _in_workers(study, out, tasks, jobs, min(workers, len(jobs)), progress)
+    return run_jobs(study, out, tasks, jobs, progress)
 
 
 def begin(study: Study, out: Path) -> None:
@@ -106,6 +119,9 @@ def run_jobs(
 ) -> dict[str, str]:
     """Plays jobs as one stack (one after the other where rank or target layers differ). Returns failures."""
     failures: dict[str, str] = {}
+    if any(job.row for job in jobs):
+        play_matrix(study, matrix_of(study, out, tasks, {}), tasks.dev, [job.row for job in jobs], progress)
+        return failures
     for group in _stackable(study, jobs):
         failures |= _run_stack(study, out, tasks, group, progress)
     return failures
@@ -207,6 +223,69 @@ def _life(
     if knocked:
         yield from causal.play(evaluation, study.own_condition(job.arm), knocked, chats=study.evaluate.chats)
     RunDirectory(out / "runs" / job.name).succeed()
+
+
+# --- cross-play, after the runs -----------------------------------------------------------------------------
+
+
+def matrix_of(
+    study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], cross: int = 0, chats: int = 0
+) -> Matrix:
+    """The cross-play matrix of a study's finished runs; cross, chats: its size, where it is not the study's own."""
+    done = {
+        job.name: (job.arm, job.seed, out / "runs" / job.name)
+        for job in study.jobs()
+        if job.seed is not None and job.name not in failures and RunDirectory(out / "runs" / job.name).done
+    }
+    heldout = tasks.heldout[: cross or study.evaluate.cross]
+    return Matrix(
+        out, sitters(done, study.evaluate.guests), heldout, chats or study.evaluate.cross_chats, study.config
+    )
+
+
+def oracle_rows(study: Study, matrix: Matrix) -> list[str]:
+    """The untrained strangers whose oracle ceiling is owed, as rows."""
+    strangers = [s.name for s in matrix.sitters if s.kind in ("base", "model")]
+    return [f"{ORACLE}{name}" for name in strangers] if study.evaluate.oracle else []
+
+
+def play_matrix(
+    study: Study,
+    matrix: Matrix,
+    dev: Sequence[Deal],
+    rows: Sequence[str],
+    progress: Progress = lambda *_: None,
+) -> None:
+    """Plays rows of the matrix (and oracle rows) that are not on disk yet, as one stack."""
+    config = study.config
+    base = load_base(config.base, config.dtype, config.device, config.wording)
+    shape = [(c.rank, c.alpha, c.targets) for c in map(study.arm, study.arms)]
+    if len(set(shape)) > 1:
+        raise BadInput(
+            "cross-play puts all runs' adapters in one stack, and the arms differ in rank, alpha or targets: expected "
+            "one of each. Set cross = 0 in [evaluate]"
+        )
+    rank, alpha, _ = shape[0]
+    targets = study.arm(next(iter(study.arms))).target_layers
+    stack = Stack(base.model, max(1, rows_needed(matrix)), rank, alpha, targets, base.name, base.sha256)
+    players = Players(matrix, stack)
+    grader = load_grader(config.grade) if config.grade else None
+    lives: dict[str, Playing] = {}
+    for row in rows:
+        if row.startswith(ORACLE):
+            lives[row] = play_oracle(matrix, row.removeprefix(ORACLE), players, dev, base.form, grader)
+        else:
+            lives[row] = play_row(matrix, row, players, base.form, grader)
+
+    def failed(name: str, error: Exception) -> None:
+        raise error
+
+    drive(lives, Table(HfEngine(stack, base.form.end_ids), players.engines), failed)
+    for row in rows:
+        progress(f"cross {row}", "evaluate", 1, 1, {"condition": row})
+
+
+ORACLE = "oracle "  # before the name of a stranger: a row of scripted A
 
 
 # --- worker processes on a CPU -------------------------------------------------------------------------------
@@ -333,6 +412,10 @@ def collect(
     if tasks.perturbed:
         document["perturbed"] = {"dealt": len(tasks.perturbed), "refused": tasks.report["perturbed"].refused}
     document["causal"] = knocked_out(study, out, tasks, failures)
+    document["reliability"] = reliability(document["conditions"])
+    if study.evaluate.cross:
+        matrix = matrix_of(study, out, tasks, failures)
+        document["cross_play"] = summary(matrix, study.evaluate.margin or None, tasks.dev)
     results.write(out / "results.json", document)
     return document
 

@@ -68,7 +68,9 @@ class Method(Protocol):
 # --- what is paid, and against what -------------------------------------------------------------------------------
 
 
-Worth = Callable[[Chat, Message], float]  # a chat, a message -> what the chat pays a message of that seat and turn
+Worth = Callable[
+    [Chat, Message], float
+]  # a chat, a message -> what the chat pays a message of that seat and turn
 
 
 def team(chat: Chat, message: Message) -> float:

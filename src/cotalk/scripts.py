@@ -22,8 +22,8 @@ from cotalk.view import Scene
 
 LESS = re.compile(r"\b(?:gives away|loses|sells|fewer)\b")
 NUMBER = re.compile(r"\d+")
-ASK = "What do you know?"
-OTHER_ASK = "What are your facts?"
+ANSWER = re.compile(r"boxed|\bMaybe\b")  # answers and guesses, which are no facts
+ASK, OTHER_ASK = "What do you know?", "What are your facts?"
 PLEASE = "Please use this."
 
 
@@ -34,8 +34,9 @@ def facts(scene: Scene) -> str:
 
 def told(scene: Scene) -> list[str]:
     """The sentences with a number that the others said, each once."""
-    heard = [s for line in scene.lines if line.speaker is not None for s in line.words.split(".")]
-    known = [s.strip(" :") + "." for s in heard if NUMBER.search(s) and "boxed" not in s and "Maybe" not in s]
+    heard = [line.words for line in scene.lines if line.speaker is not None]
+    facts_only = [words for words in heard if not ANSWER.search(words)]
+    known = [s.strip(" :") + "." for words in facts_only for s in words.split(".") if NUMBER.search(s)]
     return [s for s in dict.fromkeys(s.removeprefix("I know: ") for s in known) if s not in scene.facts]
 
 

@@ -14,15 +14,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
+from cotalk import crossplay, results
 from cotalk.base import load_base
 from cotalk.chat import Player
 from cotalk.config import Config
+from cotalk.crossplay import summary
 from cotalk.engines import Engine, Table
 from cotalk.engines.hf import HfEngine
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
 from cotalk.grade import load_grader
-from cotalk.jobs import prepare
+from cotalk.jobs import matrix_of, oracle_rows, play_matrix, prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import method, pool_of
@@ -30,6 +32,7 @@ from cotalk.partners import Guests, adapters_in, rows_of_pool
 from cotalk.results import Score
 from cotalk.run import RunDirectory, read_lines
 from cotalk.stack import drive
+from cotalk.study import read_study
 from cotalk.talk import rates
 from cotalk.train import Run, train
 
@@ -104,6 +107,30 @@ def evaluate_one(
     )
     score.save(out / "outcomes")
     return _shown(score, out / "scores" / condition.name, console)
+
+
+def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
+    """Plays a finished study's whole cross-play matrix, every held-out task, and puts it into its results.json."""
+    path = out / "study.toml"
+    if not path.is_file():
+        raise BadInput(f"--cross {out}: there is no {path}; expected the directory of a study that was run")
+    if chats < 1:
+        raise BadInput(f"--chats-per-task {chats}: expected at least 1")
+    study = read_study(str(path))
+    tasks = prepare(study.config, study.evaluate.perturbed)
+    document = results.read(out)
+    matrix = matrix_of(study, out, tasks, document["failed"], len(tasks.heldout), chats)
+    rows = [*matrix.rows, *oracle_rows(study, matrix)]
+    with Progress(console=console, refresh_per_second=2) as bar:
+        task = bar.add_task(f"{len(matrix.sitters)} players, {matrix.size} a cell", total=len(rows))
+        for row in rows:
+            play_matrix(study, matrix, tasks.dev, [row])
+            bar.advance(task)
+    document["cross_play"] = summary(matrix, study.evaluate.margin or None, tasks.dev)
+    results.write(out / "results.json", document)
+    for part in crossplay.tables(document["cross_play"]):
+        console.print(part)
+    return dict(document["cross_play"])
 
 
 def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:
