@@ -361,7 +361,7 @@ def comparisons(
     found = [
         stats.with_margin(
             stats.compare_arms(
-                measures[what][arm], measures[what][arms[0]], f"{arm}, {what}", f"{arms[0]}, {what}"
+                measures[what][arm], measures[what][arms[0]], _in_words(what, arm), _in_words(what, arms[0])
             ),
             margin,
         )
@@ -372,6 +372,12 @@ def comparisons(
         c.as_json | {"what": what, "arm": arm, "against": arms[0]}
         for (what, arm), c in zip(rows, judged, strict=True)
     ]
+
+
+def _in_words(what: str, arm: str) -> str:
+    """`self_play`, `A with base` -> `host in self-play`, `host's A with base`."""
+    words = {"self_play": f"{arm} in self-play", "cross_seed": f"{arm} across seeds"}
+    return words.get(what, f"{arm}'s {what}")
 
 
 def _node_means(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> list[float]:

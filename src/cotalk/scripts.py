@@ -83,6 +83,15 @@ def on_request(scene: Scene) -> str:
     return facts(scene) if asked(scene) else "Ok."
 
 
+def once(scene: Scene) -> str:
+    """Tells its facts to who asks, once; before and after that it guesses or chats (which of them: by its facts)."""
+    if scene.last:
+        return solve(scene)
+    if asked(scene) and not sent(scene):
+        return facts(scene)
+    return ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")[len(facts(scene) + scene.question) % 4]
+
+
 def slow(scene: Scene) -> str:
     """Tells its facts to who asks a second time, or waits for its second message."""
     if scene.last:
@@ -131,6 +140,7 @@ SCRIPTS: dict[str, Script] = {
     "terse": terse,
     "rambling": rambling,
     "on-request": on_request,
+    "once": once,
     "slow": slow,
     "liar": liar,
     "guesser": guesser,
