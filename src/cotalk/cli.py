@@ -120,6 +120,8 @@ class Evaluate:
     """Play held-out tasks with a base, or with a trained adapter in every seat, and print the score.
 
     Example: cotalk evaluate --adapter runs/mine/adapter --heldout-tasks 100
+
+    A finished study's runs with each other and with strangers: cotalk evaluate --cross runs/talk-methods
     """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
@@ -131,15 +133,22 @@ class Evaluate:
     """Chats a task."""
     greedy: bool = False
     """Temperature 0, one chat a task."""
+    cross: Path | None = None
+    """A study's directory: fill its whole cross-play matrix (every held-out task, --chats-per-task) instead."""
     out: Path = Path("runs/evaluate")
     """Where the chats are written."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> int:
-        from cotalk.single import evaluate_one
+        from cotalk.single import cross_one, evaluate_one
 
         shown = Console(stderr=True) if self.json else console
+        if self.cross:
+            filled = cross_one(self.cross, self.chats_per_task, shown)
+            if self.json:
+                print(json.dumps(filled, indent=2))
+            return 0
         found = evaluate_one(
             self.config, self.adapter, self.out, shown, self.chats_per_task, self.repeats, self.greedy
         )
@@ -331,7 +340,7 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
-    from cotalk import report, results
+    from cotalk import crossplay, reliability, report, results
     from cotalk.jobs import run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
@@ -340,6 +349,10 @@ def _run(study: Any, out: Path, workers: int) -> int:
     with Live(study, console) as live:
         document = run_study(study, out, workers or None, live)
     console.print(results.table(document))
+    for line in reliability.told(document["reliability"]):
+        console.print(line, highlight=False)
+    for part in crossplay.tables(document["cross_play"]) if "cross_play" in document else ():
+        console.print(part)
     console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())

@@ -31,7 +31,7 @@ class Live:
         self._at = dict.fromkeys(self._passes, 0.0)
 
     def _size(self, name: str) -> float:
-        return self._steps[name] + EVALUATION_WEIGHT * self._passes[name]
+        return self._steps.get(name, 0) + EVALUATION_WEIGHT * self._passes.get(name, 1)
 
     def __enter__(self) -> Live:
         self._progress.start()
@@ -44,8 +44,8 @@ class Live:
         if job not in self._tasks:
             self._tasks[job] = self._progress.add_task(job, total=self._size(job), now="")
         training = phase == "train"
-        at = done if training else self._steps[job] + EVALUATION_WEIGHT * done
+        at = done if training else self._steps.get(job, 0) + EVALUATION_WEIGHT * done
         now = f"step {done}/{of}  reward {metrics['reward']:.2f}" if training else f"held-out {done}/{of}"
-        self._at[job] = max(self._at[job], at)
+        self._at[job] = max(self._at.get(job, 0.0), at)
         self._progress.update(self._tasks[job], completed=at, now=now)
         self._progress.update(self._all, completed=sum(self._at.values()))

@@ -39,7 +39,9 @@ from cotalk.learner import Learner
 
 TOKEN_STEPS = 10  # shards kept with keep_tokens = "last"
 KEPT_CHECKPOINTS = 2
-_THREADS = ThreadPoolExecutor(2, "checkpoint")  # a checkpoint is hashed and written at a few hundred MB a second
+_THREADS = ThreadPoolExecutor(
+    2, "checkpoint"
+)  # a checkpoint is hashed and written at a few hundred MB a second
 
 
 def versions() -> dict[str, str]:
