@@ -217,8 +217,7 @@ def main() -> None:
                 f"{statistics.mean(made['ratio_mean']):.4f}", f"{made['peak_gib']:.0f}",
             )  # fmt: skip
     line: dict[str, Any] = {
-        "bench": "step", "shape": options.shape, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "ours": found,
+        **bench.about("step", options.shape),  "ours": found,
     }  # fmt: skip
     if options.peer:
         line["published"] = published(options.shape, lengths)

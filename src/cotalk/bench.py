@@ -134,3 +134,12 @@ def train_ms(scorer: Any, rows: list[Row], repeats: int = 5) -> float:
 def train_flops(parameters: int, tokens: int) -> float:
     """4 x parameters x tokens: forward and backward through frozen weights, LoRA itself left out."""
     return 4.0 * parameters * tokens
+
+
+def about(name: str, shape: str) -> dict[str, Any]:
+    """What a bench script's line begins with."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {
+        "bench": name, "shape": shape, "date": time.strftime("%Y-%m-%d"), "device": device,
+        "torch": torch.__version__,
+    }  # fmt: skip

@@ -97,14 +97,28 @@ class FastEngine:
                 f"a row may need {longest:,} tokens and the base holds {room:,}: lower the token budgets"
             )
         if self._make_room(sum(-(-r.length // PAGE) + 1 for r in rows)):
-            return self._generate(rows)
-        if len(rows) == 1:
+            try:
+                return self._generate(rows)
+            except torch.OutOfMemoryError as error:  # of activations, beside the cache
+                if len(rows) == 1:
+                    told = f"one row of {longest:,} tokens does not fit in memory: lower the token budgets"
+                    raise RunFailed(told) from error
+                self._give_back(rows)
+        elif len(rows) == 1:
             raise RunFailed(
                 f"a row of {longest:,} tokens does not fit in the KV cache of {self._pool.size * PAGE:,} tokens: lower "
                 "the token budgets"
             )
         half = len(rows) // 2
         return [*self._fit(rows[:half]), *self._fit(rows[half:])]
+
+    def _give_back(self, rows: list[_Row]) -> None:
+        """After a batch that did not fit: its pages, its graphs and their memory."""
+        for row in rows:
+            self._pool.release(row.pages)
+            row.pages, row.copied = [], []
+        self._state = None
+        torch.cuda.empty_cache()
 
     def _make_room(self, pages: int) -> bool:
         """Whether that many pages can be had (kept prefixes give way)."""
