@@ -209,6 +209,10 @@ def main() -> None:
         for runs in options.runs:
             made = stacked(options.shape, runs, view, options.steps, lengths)
             found.append(made)
+            print(
+                json.dumps({k: v for k, v in made.items() if k not in ("ratio_mean", "grad_norm")}),
+                flush=True,
+            )
             torch.cuda.empty_cache()
             table.add_row(
                 f"{runs}, {view}", f"{made['seconds']:.2f}", f"{made['engine_seconds']:.2f}",
