@@ -1,0 +1,430 @@
+"""The report's charts: rows of numbers in, Vega-Lite specifications out, for the page's script or as SVG and PNG.
+
+It leaves out reading a study (read.py) and what a row says (draw.py). `bundle` is the JavaScript that draws
+specifications in a page without any network; the page asks it to interpret expressions (`ast: true`), since its
+content-security policy forbids `eval`. Needs altair and vl-convert-python; draw.py imports this file only when it
+draws, and does without where they are missing.
+
+Colours are written as hexadecimal in the specification (files under figures/ keep them) and become CSS variables in
+`page_spec` and `inline_svg`, so that the page decides what light and dark look like. No chart rests on colour alone:
+bars carry their names, before is hollow and after is full, lines have dashes, seeds have shapes, cells their number.
+
+    bars = [{"label": "untrained", "mean": 12.0, "low": 8.0, "high": 17.0, "color": BLUE, "opacity": 0.4,
+             "value": "12.0", "interval": "[8.0, 17.0]", "hover": "untrained: 12.0", "dots": []}]
+    page_spec(solved(bars, lines=[], width=CONTAINER))
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+from xml.etree import ElementTree
+
+import altair as alt
+import vl_convert
+
+Row = dict[str, Any]
+Width = Any  # a number of pixels, or CONTAINER
+
+CONTAINER = "container"  # as wide as the page's element
+INK, SOFT, GRID, PAPER = "#1c2127", "#5b6570", "#d9dee4", "#ffffff"
+FONT = "Liberation Sans"  # bundled with vl-convert; Arial and Helvetica are as wide
+PAGE_FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+BLUE, ORANGE, GREEN, PINK, GOLD = "#0072b2", "#d55e00", "#009e73", "#b8548f", "#a07800"
+OTHER_COLORS = (GREEN, PINK, GOLD)  # arms that are neither "open" nor "closed", in order
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+CSS_VARIABLES = {
+    PAPER: "var(--paper)",
+    INK: "var(--ink)",
+    SOFT: "var(--soft)",
+    GRID: "var(--line)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    PINK: "var(--pink)",
+    GOLD: "var(--gold)",
+}
+LABEL = "split(slice(datum.label, 3), '\\n')"  # what _labelled wrote, without its number
+SVG = "http://www.w3.org/2000/svg"
+
+
+# --- the charts ---------------------------------------------------------------------------------------------
+
+
+def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False) -> alt.TopLevelMixin:
+    """Horizontal bars out of 100 with whiskers, one dot a seed, and each of `lines` as a dashed vertical.
+
+    bars: label, mean, low, high (None: no whisker), dots, color, opacity, value, interval, hover.
+    lines: label, mean, hover. narrow: names stand over their bars.
+    """
+    shown = [bar | {"zero": 0, "full": 100} for bar in _labelled(bars, 40 if narrow else 32, 2 - narrow)]
+    down = 9 if narrow else 0
+    y = _band(shown, narrow)
+    x_scale = alt.Scale(domain=[0, 100], nice=False)
+    x = alt.X("mean:Q", title="problems solved out of 100", scale=x_scale, axis=_axis([0, 25, 50, 75, 100]))
+    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    color, opacity = alt.Color("color:N", scale=None), alt.Opacity("opacity:Q", scale=None)
+    track = base.mark_bar(fill=GRID, opacity=0.35, size=15, yOffset=down, aria=False)
+    layers: list[alt.Chart] = [
+        track.encode(x=alt.X("zero:Q", scale=x_scale), x2="full:Q"),
+        base.mark_bar(aria=False, size=15, yOffset=down).encode(x=x, color=color, opacity=opacity),
+    ]
+    layers += _whiskers([row for row in shown if row["low"] is not None], y, x_scale, down)
+    layers += _level_lines(lines, x_scale, 300 if narrow else 700)
+    layers += _seed_dots(shown, y, x_scale, down)
+    layers += _right_column(base, narrow)
+    layers.append(  # the whole row answers to the pointer
+        base.mark_bar(fillOpacity=0, tooltip=True).encode(
+            x=alt.X("zero:Q", scale=x_scale), x2="full:Q", description="hover:N", tooltip="hover:N"
+        )
+    )
+    layers += _seed_dots(shown, y, x_scale, down, answers=True)
+    return _sized(alt.layer(*layers), width, len(bars) * (44 if narrow else 34))
+
+
+def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.TopLevelMixin:
+    """One measure of talk from 0 to 1: for each arm a hollow dot before and a full one after, with whiskers.
+
+    rows: label, color, value, hover, and for each of before and after a mapping mean, low, high, hover (or None).
+    """
+    shown = _labelled(rows, 18, 2)
+    y = _band(shown, False)
+    scale = alt.Scale(domain=[0, 1], nice=False)
+    axis = _axis([0, 0.25, 0.5, 0.75, 1], ".2~f")
+    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    both = [
+        {"label": row["label"], "from": row["before"]["mean"], "to": row["after"]["mean"], "color": row["color"]}
+        for row in shown
+        if row["before"] and row["after"]
+    ]
+    ribbon = alt.Chart(alt.Data(values=both)).mark_bar(size=4, opacity=0.3, aria=False)
+    layers: list[alt.Chart] = [
+        ribbon.encode(
+            y=y, x=alt.X("from:Q", scale=scale, title=None, axis=axis), x2="to:Q",
+            color=alt.Color("color:N", scale=None),
+        )
+    ]  # fmt: skip
+    for side, down in (("before", -5), ("after", 5)):
+        points = [row[side] | {"label": row["label"], "color": row["color"]} for row in shown if row[side]]
+        layers += _whiskers([point for point in points if point["low"] is not None], y, scale, down, cap=6)
+        dot = alt.Chart(alt.Data(values=points)).mark_point(
+            filled=True, size=70, strokeWidth=2, opacity=1, yOffset=down, shape="circle"
+        )
+        color = alt.Color("color:N", scale=None)
+        look = {"fill": color} if side == "after" else {"fill": alt.value(PAPER)}
+        place = alt.X("mean:Q", scale=scale, title=None, axis=axis)
+        layers.append(
+            dot.encode(
+                y=y, x=place, stroke=alt.Stroke("color:N", scale=None), description="hover:N", tooltip="hover:N", **look
+            )
+        )
+    layers += _right_column(base, False, gap=10)
+    return _sized(alt.layer(*layers), width, len(rows) * 38, _title(title, subtitle))
+
+
+def curves(title: str, points: list[Row], arms: dict[str, str], share: bool, width: Width) -> alt.TopLevelMixin:
+    """One learning curve: a thin line for each run, a thick one for the mean over an arm's seeds.
+
+    points: arm, run, step, value, kind ("run" or "mean"), hover. arms: name -> colour. share: the scale is 0 to 1.
+    """
+    names = list(arms)
+    color = alt.Color("arm:N", scale=alt.Scale(domain=names, range=list(arms.values())), legend=None)
+    dashes = [DASHES[index % len(DASHES)] for index in range(len(names))]
+    dash = alt.StrokeDash("arm:N", legend=None, scale=alt.Scale(domain=names, range=dashes))
+    y_scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=True)
+    steps = alt.Axis(tickCount=6, grid=False, domainColor=GRID, ticks=False, tickMinStep=1, format="d")
+    base = alt.Chart(alt.Data(values=points)).encode(
+        x=alt.X("step:Q", title="step", axis=steps),
+        y=alt.Y("value:Q", title=None, scale=y_scale, axis=alt.Axis(tickCount=5, domain=False, ticks=False)),
+        color=color,
+        detail="run:N",
+    )
+    thin = base.transform_filter("datum.kind == 'run'").mark_line(strokeWidth=1.2, opacity=0.55, aria=False)
+    thick = base.transform_filter("datum.kind == 'mean'").mark_line(strokeWidth=2.8, aria=False)
+    near = base.mark_point(size=60, opacity=0, filled=True).encode(tooltip="hover:N", description="hover:N")
+    return _sized(alt.layer(thin, thick.encode(strokeDash=dash), near), width, 160, _title(title))
+
+
+def seeds(rows: list[Row], lines: list[Row], width: Width) -> alt.TopLevelMixin:
+    """Methods side by side: every seed a dot with a shape of its own, the mean and its interval.
+
+    rows: label, color, mean, low, high, value, interval, hover, dots (each value, seed, hover).
+    """
+    shown = [row | {"zero": 0, "full": 100} for row in _labelled(rows, 26, 3)]
+    y = _band(shown, False)
+    scale = alt.Scale(domain=[0, 100], nice=False)
+    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    x = alt.X("mean:Q", title="problems solved out of 100", scale=scale, axis=_axis([0, 25, 50, 75, 100]))
+    dots = [dot | {"label": row["label"], "color": row["color"]} for row in shown for dot in row["dots"]]
+    names = list(dict.fromkeys(dot["seed"] for dot in dots))
+    shapes = [SHAPES[index % len(SHAPES)] for index in range(len(names))]
+    legend = alt.Legend(title="seed", orient="bottom", symbolFillColor=SOFT, symbolStrokeColor=SOFT, columns=6)
+    layers: list[alt.Chart] = [
+        base.mark_bar(fill=GRID, opacity=0.4, size=2).encode(x=alt.X("zero:Q", scale=scale), x2="full:Q"),
+        *_whiskers([row for row in shown if row["low"] is not None], y, scale, 12),
+        base.mark_tick(thickness=3, size=16, yOffset=12, opacity=1).encode(
+            x=x, color=alt.Color("color:N", scale=None), description="hover:N", tooltip="hover:N"
+        ),
+        *_level_lines(lines, scale, 600),
+        *_right_column(base, False),
+    ]
+    for index, name in enumerate(names):  # each seed a little lower, so that equal scores do not hide
+        mark = alt.Chart(alt.Data(values=[dot for dot in dots if dot["seed"] == name])).mark_point(
+            filled=True, size=80, opacity=1, stroke=PAPER, strokeWidth=1,
+            yOffset=-14 + index * min(6, 18 / len(names)),
+        )  # fmt: skip
+        layers.append(
+            mark.encode(
+                y=y, x=alt.X("value:Q", scale=scale), fill=alt.Fill("color:N", scale=None),
+                shape=alt.Shape("seed:N", scale=alt.Scale(domain=names, range=shapes), legend=legend),
+                description="hover:N", tooltip="hover:N",
+            )
+        )  # fmt: skip
+    return _sized(alt.layer(*layers), width, len(rows) * 50)
+
+
+def differences(rows: list[Row], axis: str, width: Width, bars: bool = False) -> alt.TopLevelMixin:
+    """Differences in points with their whiskers around a line at 0; a grey band where noise alone reaches.
+
+    rows: label, mean, low, high, noise (None: unknown), color, value, interval, hover. bars: drawn from 0.
+    """
+    shown = _labelled(rows, 34, 3)
+    y = _band(shown, False)
+    ends = [row[key] for row in rows for key in ("low", "high", "mean") if row[key] is not None]
+    scale = alt.Scale(domain=[min([*ends, -10]), max([*ends, 10])], nice=True)
+    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    band = [row | {"from": -row["noise"], "to": row["noise"]} for row in shown if row["noise"]]
+    color = alt.Color("color:N", scale=None)
+    x = alt.X("mean:Q", scale=scale, title=axis, axis=alt.Axis(tickCount=6, domain=False, ticks=False))
+    layers: list[alt.Chart] = [
+        alt.Chart(alt.Data(values=band))
+        .mark_bar(fill=GRID, opacity=0.7, size=26, aria=False)
+        .encode(y=y, x=alt.X("from:Q", scale=scale), x2="to:Q"),
+        alt.Chart(alt.Data(values=[{"at": 0}]))
+        .mark_rule(color=SOFT, strokeWidth=1.5, aria=False)
+        .encode(x=alt.X("at:Q", scale=scale)),
+    ]
+    if bars:
+        layers.append(base.mark_bar(size=14, opacity=0.75, aria=False).encode(x=x, color=color))
+    layers += _whiskers([row for row in shown if row["low"] is not None], y, scale, 0)
+    dot = base.mark_point(filled=True, size=80, opacity=0 if bars else 1, shape="diamond")
+    layers.append(dot.encode(x=x, color=color, description="hover:N", tooltip="hover:N"))
+    layers += _right_column(base, False)
+    return _sized(alt.layer(*layers), width, len(rows) * 44)
+
+
+def heat(rows: list[Row], order: Sequence[str], across: Sequence[str], titles: tuple[str, str], width: Width) -> Any:
+    """A table of cells from 0 to 1: darker is more, and each cell says its number.
+
+    rows: down, across, mean, value, hover. order: of the rows; across: of the columns; titles: of both.
+    """
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("down:N", sort=list(order), title=titles[0], axis=_names(160)),
+        x=alt.X("across:N", sort=list(across), title=titles[1], axis=_names(110, orient="top", labelAngle=-35)),
+    )
+    cells = base.mark_rect(fill=BLUE, stroke=PAPER, strokeWidth=1).encode(
+        fillOpacity=alt.FillOpacity("mean:Q", scale=alt.Scale(domain=[0, 1], range=[0.05, 1]), legend=None),
+        description="hover:N",
+        tooltip="hover:N",
+    )
+    ink = alt.condition("datum.mean > 0.55", alt.value(PAPER), alt.value(INK))
+    numbers = base.mark_text(fontSize=11, aria=False).encode(text="value:N", color=ink)
+    return _sized(alt.layer(cells, numbers), width, 30 * len(order))
+
+
+# --- their parts --------------------------------------------------------------------------------------------
+
+
+def _sized(chart: alt.LayerChart, width: Width, height: float, title: Any = None) -> alt.LayerChart:
+    room: Row = {"padding": {"left": 2, "top": 4, "bottom": 4, "right": 4}}
+    if width == CONTAINER:
+        room["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return chart.properties(width=width, height=height, **room, **({"title": title} if title else {}))
+
+
+def _title(title: str, subtitle: str = "") -> alt.TitleParams:
+    more: Row = {"subtitle": subtitle, "subtitleColor": SOFT, "subtitleFontSize": 12} if subtitle else {}
+    return alt.TitleParams(title, anchor="start", frame="group", offset=8, **more)
+
+
+def _axis(values: Sequence[float], form: str | None = None) -> alt.Axis:
+    extra: Row = {"format": form} if form else {}
+    return alt.Axis(values=list(values), domain=False, ticks=False, **extra)
+
+
+def _names(limit: int, **extra: Any) -> alt.Axis:
+    return alt.Axis(ticks=False, domain=False, labelPadding=6, labelLimit=limit, **extra)
+
+
+def _band(rows: list[Row], narrow: bool) -> alt.Y:
+    """One place for each row, its name to the left (narrow: `_right_column` writes it over the bar)."""
+    names = alt.Axis(
+        labelExpr=LABEL, labelLimit=400, domain=False, ticks=False, labelPadding=10, grid=False, labelFontSize=12.5
+    )
+    scale = alt.Scale(paddingInner=0.3, paddingOuter=0.2)
+    return alt.Y("label:N", title=None, sort=[row["label"] for row in rows], scale=scale, axis=None if narrow else names)
+
+
+def _right_column(base: alt.Chart, narrow: bool, gap: int = 12) -> list[alt.Chart]:
+    """The numbers in a column beside the plot; narrow: over the bar, with its name."""
+    bold = {"fontWeight": "bold", "fontSize": 12.5, "color": INK, "aria": False}
+    soft = {"fontSize": 11.5, "color": SOFT, "aria": False}
+    edge = alt.XValue("width")
+    if narrow:
+        up: Row = {"yOffset": -9, "baseline": "middle"}
+        name = base.mark_text(align="left", **(bold | {"fontWeight": "normal"}), **up)
+        value = base.mark_text(align="right", **bold, **up).encode(x=edge, text="value:N")
+        return [name.encode(x=alt.value(0), text=alt.Text("name:N")), value]
+    value = base.mark_text(align="left", dx=gap, **bold).encode(x=edge, text="value:N")
+    return [value, base.mark_text(align="left", dx=gap + 40, **soft).encode(x=edge, text="interval:N")]
+
+
+def _labelled(bars: list[Row], width: int, most: int) -> list[Row]:
+    """The rows with labels broken into at most `most` lines and numbered, so that no two are the same."""
+    rows = []
+    for index, bar in enumerate(bars):
+        lines = textwrap.wrap(bar["label"], width) or [""]
+        lines = lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1][: width - 1] + "…"]
+        rows.append(bar | {"label": f"{index:03d}" + "\n".join(lines), "name": lines[0], "interval": bar.get("interval", "")})
+    return rows
+
+
+def _whiskers(rows: list[Row], y: alt.Y, scale: alt.Scale, down: float, cap: int = 9) -> list[alt.Chart]:
+    """A rule from `low` to `high` with a short cap at each end."""
+    base = alt.Chart(alt.Data(values=rows)).encode(y=y)
+    tick = base.mark_tick(thickness=1.5, size=cap, color=INK, aria=False, opacity=1, yOffset=down)
+    rule = base.mark_rule(color=INK, strokeWidth=1.5, aria=False, yOffset=down, y2Offset=down)
+    low, high = alt.X("low:Q", scale=scale), alt.X("high:Q", scale=scale)
+    return [rule.encode(x=low, x2="high:Q"), tick.encode(x=low), tick.encode(x=high)]
+
+
+def _seed_dots(
+    bars: list[Row], y: alt.Y, scale: alt.Scale, down: float, answers: bool = False
+) -> list[alt.Chart]:
+    """One dot a seed, each seed a little lower than the one before, so that equal scores do not hide.
+
+    answers: the unseen twins that lie on top and answer to the pointer.
+    """
+    most = max((len(bar["dots"]) for bar in bars), default=0)
+    layers = []
+    for index in range(most):
+        dots = [bar["dots"][index] | {"label": bar["label"]} for bar in bars if index < len(bar["dots"])]
+        offset = down + (index - (most - 1) / 2) * min(5, 14 / most)
+        mark = alt.Chart(alt.Data(values=dots)).mark_point(
+            filled=True, size=110 if answers else 38, fill=PAPER, stroke=INK, strokeWidth=1.4,
+            opacity=0 if answers else 1, yOffset=offset, aria=answers,
+        )  # fmt: skip
+        told: Row = {"description": "hover:N", "tooltip": "hover:N"} if answers else {}
+        layers.append(mark.encode(y=y, x=alt.X("value:Q", scale=scale), **told))
+    return layers
+
+
+def _level_lines(lines: list[Row], scale: alt.Scale, width: float) -> list[alt.Chart]:
+    """Dashed verticals with their names above the bars; a name that would run into another goes above it."""
+    layers = []
+    collide = len(lines) > 1 and abs(lines[0]["mean"] - lines[1]["mean"]) * width / 100 < 180
+    for index, line in enumerate(lines):
+        base = alt.Chart(alt.Data(values=[line])).encode(x=alt.X("mean:Q", scale=scale))
+        rule = base.mark_rule(color=SOFT, strokeDash=[4, 3], strokeWidth=1.5)
+        layers.append(rule.encode(description="hover:N", tooltip="hover:N"))
+        right = line["mean"] > 50
+        name = base.mark_text(
+            color=SOFT, fontSize=12, baseline="bottom", align="right" if right else "left", dx=4 if right else -4,
+            dy=-4 - 15 * index * collide, aria=False,
+        )  # fmt: skip
+        layers.append(name.encode(y=alt.value(0), text="label:N"))
+    return layers
+
+
+# --- out of them --------------------------------------------------------------------------------------------
+
+
+@cache
+def bundle() -> str:
+    """The JavaScript that draws specifications: vega, vega-lite and vega-embed as vl-convert holds them."""
+    return vl_convert.javascript_bundle()
+
+
+def page_spec(chart: alt.TopLevelMixin) -> Row:
+    """A specification for the page's script: its colours are the page's."""
+    spec = _spec(chart, "transparent", PAGE_FONT)
+    spec.pop("$schema", None)
+    text = json.dumps(spec)
+    for color, variable in CSS_VARIABLES.items():
+        text = text.replace(f'"{color}"', f'"{variable}"')
+    return json.loads(text)
+
+
+def inline_svg(chart: alt.TopLevelMixin, alt_text: str) -> str:
+    """The chart as a still SVG element for a page without script: titles to hover over, alt text."""
+    ElementTree.register_namespace("", SVG)
+    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(_spec(chart, "transparent", FONT)))
+    for element in root.iter():
+        for paint in ("fill", "stroke"):
+            if paint in element.attrib:
+                element.set(paint, CSS_VARIABLES.get(element.get(paint, ""), element.get(paint, "")))
+        hover = element.attrib.pop("aria-label", None)
+        if hover and element.tag != f"{{{SVG}}}g":
+            title = ElementTree.Element(f"{{{SVG}}}title")
+            title.text = hover
+            element.insert(0, title)
+        for name in ("role", "aria-roledescription", "aria-hidden", "font-family"):
+            element.attrib.pop(name, None)
+    root.set("role", "img")
+    root.set("aria-label", alt_text)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def swatch(arms: dict[str, str], arm: str) -> str:
+    """A short piece of the arm's line, for a legend in the page."""
+    index = list(arms).index(arm)
+    dash = " ".join(map(str, DASHES[index % len(DASHES)])) if index else "none"
+    return (
+        f'<svg width="34" height="6" aria-hidden="true"><line x1="0" y1="3" x2="34" y2="3" stroke-width="3" '
+        f'stroke="{CSS_VARIABLES[arms[arm]]}" stroke-dasharray="{dash}"/></svg>'
+    )
+
+
+def together(panels: list[Any], columns: int = 2) -> alt.ConcatChart:
+    """Several panels as one picture, for a file."""
+    bare = [panel.copy() for panel in panels]
+    for panel in bare:
+        panel.padding = alt.Undefined
+    return alt.concat(*bare, columns=columns, spacing=40)
+
+
+def svg_file(chart: alt.TopLevelMixin) -> str:
+    """The chart as a file of its own, on white."""
+    return vl_convert.vegalite_to_svg(_spec(chart, "white", FONT))
+
+
+def png_file(chart: alt.TopLevelMixin) -> bytes:
+    """The chart as a PNG of twice its nominal size, on white."""
+    return vl_convert.vegalite_to_png(_spec(chart, "white", FONT), scale=2)
+
+
+def _spec(chart: alt.TopLevelMixin, background: str, font: str) -> Row:
+    axis = {
+        "labelColor": INK,
+        "titleColor": SOFT,
+        "gridColor": GRID,
+        "titleFontWeight": "normal",
+        "aria": False,
+        "labelFontSize": 11,
+        "labelFlush": False,
+        "titleFontSize": 12,
+    }
+    spec = chart.to_dict(validate=False)  # the parts were checked when they were made
+    spec["background"] = background
+    spec["config"] = {
+        "view": {"stroke": None},
+        "axis": axis,
+        "legend": {"labelColor": INK, "titleColor": SOFT, "titleFontWeight": "normal", "aria": False},
+        "title": {"color": INK, "fontSize": 14, "aria": False},
+        "font": font,
+    }
+    return spec
