@@ -7,18 +7,20 @@ network, and its content-security policy allows none.
 
     read.py     a directory -> Study          draw.py    Study -> pictures, and their words
     words.py    numbers and texts as words    charts.py  rows -> Vega-Lite
-    chats.py    chats -> the viewer's JSON    page.py    all of it -> HTML
+    chats.py    chats -> the viewer's JSON    page.py    all of it -> HTML (side.py: several studies)
 
     report(Path("runs/quickstart"))      # -> runs/quickstart/report.html
+    side_by_side([Path("runs/a"), Path("runs/b")], Path("side-by-side.html"))
     figures(Path("runs/quickstart"))     # -> runs/quickstart/figures/*.{png,svg}
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from cotalk.errors import BadInput
-from cotalk.report import draw, page
+from cotalk.report import draw, page, side
 from cotalk.report.draw import load_charts
 from cotalk.report.read import read_study
 
@@ -33,6 +35,13 @@ def report(directory: Path | str, price: float | None = None) -> Path:
     directory = Path(directory)
     study = read_study(directory)
     return _write(directory / "report.html", page.render(study, load_charts(), price))
+
+
+def side_by_side(directories: Sequence[Path], out: Path) -> Path:
+    """Write one page that sets several studies side by side. Raises BadInput as `report` does."""
+    studies = side.named(directories)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return _write(out, side.render(studies, load_charts()))
 
 
 def _write(path: Path, text: str) -> Path:

@@ -48,7 +48,6 @@ CSS_VARIABLES = {
     PINK: "var(--pink)",
     GOLD: "var(--gold)",
 }
-LABEL = "split(slice(datum.label, 3), '\\n')"  # what _labelled wrote, without its number
 SVG = "http://www.w3.org/2000/svg"
 
 
@@ -61,9 +60,9 @@ def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False
     bars: label, mean, low, high (None: no whisker), dots, color, opacity, value, interval, hover.
     lines: label, mean, hover. narrow: names stand over their bars.
     """
-    shown = [bar | {"zero": 0, "full": 100} for bar in _labelled(bars, 40 if narrow else 32, 2 - narrow)]
-    down = 9 if narrow else 0
-    y = _band(shown, narrow)
+    shown = [bar | {"zero": 0, "full": 100} for bar in _labelled(bars, 42 if narrow else 36, 2 - narrow)]
+    down = 10 if narrow else 0
+    y = _band(shown)
     x_scale = alt.Scale(domain=[0, 100], nice=False)
     x = alt.X("mean:Q", title="problems solved out of 100", scale=x_scale, axis=_axis([0, 25, 50, 75, 100]))
     base = alt.Chart(alt.Data(values=shown)).encode(y=y)
@@ -76,14 +75,14 @@ def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False
     layers += _whiskers([row for row in shown if row["low"] is not None], y, x_scale, down)
     layers += _level_lines(lines, x_scale, 300 if narrow else 700)
     layers += _seed_dots(shown, y, x_scale, down)
-    layers += _right_column(base, narrow)
+    layers += _columns(shown, y, narrow)
     layers.append(  # the whole row answers to the pointer
         base.mark_bar(fillOpacity=0, tooltip=True).encode(
             x=alt.X("zero:Q", scale=x_scale), x2="full:Q", description="hover:N", tooltip="hover:N"
         )
     )
     layers += _seed_dots(shown, y, x_scale, down, answers=True)
-    return _sized(alt.layer(*layers), width, len(bars) * (44 if narrow else 34))
+    return _sized(alt.layer(*layers), width, len(bars) * (46 if narrow else 34))
 
 
 def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.TopLevelMixin:
@@ -92,10 +91,9 @@ def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.Top
     rows: label, color, value, hover, and for each of before and after a mapping mean, low, high, hover (or None).
     """
     shown = _labelled(rows, 18, 2)
-    y = _band(shown, False)
+    y = _band(shown)
     scale = alt.Scale(domain=[0, 1], nice=False)
     axis = _axis([0, 0.25, 0.5, 0.75, 1], ".2~f")
-    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
     both = [
         {"label": row["label"], "from": row["before"]["mean"], "to": row["after"]["mean"], "color": row["color"]}
         for row in shown
@@ -122,7 +120,7 @@ def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.Top
                 y=y, x=place, stroke=alt.Stroke("color:N", scale=None), description="hover:N", tooltip="hover:N", **look
             )
         )
-    layers += _right_column(base, False, gap=10)
+    layers += _columns(shown, y, False, gap=10)
     return _sized(alt.layer(*layers), width, len(rows) * 38, _title(title, subtitle))
 
 
@@ -149,13 +147,14 @@ def curves(title: str, points: list[Row], arms: dict[str, str], share: bool, wid
     return _sized(alt.layer(thin, thick.encode(strokeDash=dash), near), width, 160, _title(title))
 
 
-def seeds(rows: list[Row], lines: list[Row], width: Width) -> alt.TopLevelMixin:
+def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False) -> alt.TopLevelMixin:
     """Methods side by side: every seed a dot with a shape of its own, the mean and its interval.
 
     rows: label, color, mean, low, high, value, interval, hover, dots (each value, seed, hover).
     """
-    shown = [row | {"zero": 0, "full": 100} for row in _labelled(rows, 26, 3)]
-    y = _band(shown, False)
+    shown = [row | {"zero": 0, "full": 100} for row in _labelled(rows, 42 if narrow else 26, 3 - 2 * narrow)]
+    down = 12 if narrow else 0
+    y = _band(shown)
     scale = alt.Scale(domain=[0, 100], nice=False)
     base = alt.Chart(alt.Data(values=shown)).encode(y=y)
     x = alt.X("mean:Q", title="problems solved out of 100", scale=scale, axis=_axis([0, 25, 50, 75, 100]))
@@ -164,18 +163,18 @@ def seeds(rows: list[Row], lines: list[Row], width: Width) -> alt.TopLevelMixin:
     shapes = [SHAPES[index % len(SHAPES)] for index in range(len(names))]
     legend = alt.Legend(title="seed", orient="bottom", symbolFillColor=SOFT, symbolStrokeColor=SOFT, columns=6)
     layers: list[alt.Chart] = [
-        base.mark_bar(fill=GRID, opacity=0.4, size=2).encode(x=alt.X("zero:Q", scale=scale), x2="full:Q"),
-        *_whiskers([row for row in shown if row["low"] is not None], y, scale, 12),
-        base.mark_tick(thickness=3, size=16, yOffset=12, opacity=1).encode(
+        base.mark_bar(fill=GRID, opacity=0.4, size=2, yOffset=down).encode(x=alt.X("zero:Q", scale=scale), x2="full:Q"),
+        *_whiskers([row for row in shown if row["low"] is not None], y, scale, down + 12),
+        base.mark_tick(thickness=3, size=16, yOffset=down + 12, opacity=1).encode(
             x=x, color=alt.Color("color:N", scale=None), description="hover:N", tooltip="hover:N"
         ),
-        *_level_lines(lines, scale, 600),
-        *_right_column(base, False),
+        *_level_lines(lines, scale, 300 if narrow else 600),
+        *_columns(shown, y, narrow),
     ]
     for index, name in enumerate(names):  # each seed a little lower, so that equal scores do not hide
         mark = alt.Chart(alt.Data(values=[dot for dot in dots if dot["seed"] == name])).mark_point(
             filled=True, size=80, opacity=1, stroke=PAPER, strokeWidth=1,
-            yOffset=-14 + index * min(6, 18 / len(names)),
+            yOffset=down - 14 + index * min(6, 18 / len(names)),
         )  # fmt: skip
         layers.append(
             mark.encode(
@@ -184,47 +183,50 @@ def seeds(rows: list[Row], lines: list[Row], width: Width) -> alt.TopLevelMixin:
                 description="hover:N", tooltip="hover:N",
             )
         )  # fmt: skip
-    return _sized(alt.layer(*layers), width, len(rows) * 50)
+    return _sized(alt.layer(*layers), width, len(rows) * (64 if narrow else 50))
 
 
-def differences(rows: list[Row], axis: str, width: Width, bars: bool = False) -> alt.TopLevelMixin:
+def differences(
+    rows: list[Row], axis: str, width: Width, bars: bool = False, narrow: bool = False
+) -> alt.TopLevelMixin:
     """Differences in points with their whiskers around a line at 0; a grey band where noise alone reaches.
 
     rows: label, mean, low, high, noise (None: unknown), color, value, interval, hover. bars: drawn from 0.
     """
-    shown = _labelled(rows, 34, 3)
-    y = _band(shown, False)
+    shown = _labelled(rows, 44 if narrow else 40, 3 - 2 * narrow)
+    down = 10 if narrow else 0
+    y = _band(shown)
     ends = [row[key] for row in rows for key in ("low", "high", "mean") if row[key] is not None]
     scale = alt.Scale(domain=[min([*ends, -10]), max([*ends, 10])], nice=True)
     base = alt.Chart(alt.Data(values=shown)).encode(y=y)
     band = [row | {"from": -row["noise"], "to": row["noise"]} for row in shown if row["noise"]]
     color = alt.Color("color:N", scale=None)
-    x = alt.X("mean:Q", scale=scale, title=axis, axis=alt.Axis(tickCount=6, domain=False, ticks=False))
+    x = alt.X("mean:Q", scale=scale, title=axis, axis=alt.Axis(tickCount=4 if narrow else 6, domain=False, ticks=False))
     layers: list[alt.Chart] = [
         alt.Chart(alt.Data(values=band))
-        .mark_bar(fill=GRID, opacity=0.7, size=26, aria=False)
+        .mark_bar(fill=GRID, opacity=0.7, size=22, yOffset=down, aria=False)
         .encode(y=y, x=alt.X("from:Q", scale=scale), x2="to:Q"),
         alt.Chart(alt.Data(values=[{"at": 0}]))
         .mark_rule(color=SOFT, strokeWidth=1.5, aria=False)
         .encode(x=alt.X("at:Q", scale=scale)),
     ]
     if bars:
-        layers.append(base.mark_bar(size=14, opacity=0.75, aria=False).encode(x=x, color=color))
-    layers += _whiskers([row for row in shown if row["low"] is not None], y, scale, 0)
-    dot = base.mark_point(filled=True, size=80, opacity=0 if bars else 1, shape="diamond")
+        layers.append(base.mark_bar(size=14, opacity=0.75, yOffset=down, aria=False).encode(x=x, color=color))
+    layers += _whiskers([row for row in shown if row["low"] is not None], y, scale, down)
+    dot = base.mark_point(filled=True, size=80, opacity=0 if bars else 1, shape="diamond", yOffset=down)
     layers.append(dot.encode(x=x, color=color, description="hover:N", tooltip="hover:N"))
-    layers += _right_column(base, False)
-    return _sized(alt.layer(*layers), width, len(rows) * 44)
+    layers += _columns(shown, y, narrow)
+    return _sized(alt.layer(*layers), width, len(rows) * (48 if narrow else 42))
 
 
-def heat(rows: list[Row], order: Sequence[str], across: Sequence[str], titles: tuple[str, str], width: Width) -> Any:
+def heat(title: str, rows: list[Row], order: Sequence[str], across: Sequence[str], width: Width) -> Any:
     """A table of cells from 0 to 1: darker is more, and each cell says its number.
 
-    rows: down, across, mean, value, hover. order: of the rows; across: of the columns; titles: of both.
+    rows: down, across, mean, value, hover. order: of the rows; across: of the columns.
     """
     base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("down:N", sort=list(order), title=titles[0], axis=_names(160)),
-        x=alt.X("across:N", sort=list(across), title=titles[1], axis=_names(110, orient="top", labelAngle=-35)),
+        y=alt.Y("down:N", sort=list(order), title="who sits as A", axis=_names(160)),
+        x=alt.X("across:N", sort=list(across), title="who sits as B", axis=_names(110, orient="top", labelAngle=-35)),
     )
     cells = base.mark_rect(fill=BLUE, stroke=PAPER, strokeWidth=1).encode(
         fillOpacity=alt.FillOpacity("mean:Q", scale=alt.Scale(domain=[0, 1], range=[0.05, 1]), legend=None),
@@ -233,7 +235,7 @@ def heat(rows: list[Row], order: Sequence[str], across: Sequence[str], titles: t
     )
     ink = alt.condition("datum.mean > 0.55", alt.value(PAPER), alt.value(INK))
     numbers = base.mark_text(fontSize=11, aria=False).encode(text="value:N", color=ink)
-    return _sized(alt.layer(cells, numbers), width, 30 * len(order))
+    return _sized(alt.layer(cells, numbers), width, 30 * len(order), _title(title))
 
 
 # --- their parts --------------------------------------------------------------------------------------------
@@ -260,37 +262,45 @@ def _names(limit: int, **extra: Any) -> alt.Axis:
     return alt.Axis(ticks=False, domain=False, labelPadding=6, labelLimit=limit, **extra)
 
 
-def _band(rows: list[Row], narrow: bool) -> alt.Y:
-    """One place for each row, its name to the left (narrow: `_right_column` writes it over the bar)."""
-    names = alt.Axis(
-        labelExpr=LABEL, labelLimit=400, domain=False, ticks=False, labelPadding=10, grid=False, labelFontSize=12.5
-    )
+def _band(rows: list[Row]) -> alt.Y:
+    """One place for each row; `_columns` writes its name and its numbers."""
     scale = alt.Scale(paddingInner=0.3, paddingOuter=0.2)
-    return alt.Y("label:N", title=None, sort=[row["label"] for row in rows], scale=scale, axis=None if narrow else names)
+    return alt.Y("label:N", title=None, sort=[row["label"] for row in rows], scale=scale, axis=None)
 
 
-def _right_column(base: alt.Chart, narrow: bool, gap: int = 12) -> list[alt.Chart]:
-    """The numbers in a column beside the plot; narrow: over the bar, with its name."""
-    bold = {"fontWeight": "bold", "fontSize": 12.5, "color": INK, "aria": False}
-    soft = {"fontSize": 11.5, "color": SOFT, "aria": False}
-    edge = alt.XValue("width")
+def _columns(rows: list[Row], y: alt.Y, narrow: bool, gap: int = 12) -> list[alt.Chart]:
+    """Each row's name to the left of the plot and its numbers to the right; narrow: both over the bar."""
+    bold: Row = {"fontWeight": "bold", "fontSize": 12.5, "aria": False}
+    plain: Row = bold | {"fontWeight": "normal"}
+    edge, start = alt.XValue("width"), alt.value(0)
+    base = alt.Chart(alt.Data(values=rows)).encode(y=y)
     if narrow:
-        up: Row = {"yOffset": -9, "baseline": "middle"}
-        name = base.mark_text(align="left", **(bold | {"fontWeight": "normal"}), **up)
-        value = base.mark_text(align="right", **bold, **up).encode(x=edge, text="value:N")
-        return [name.encode(x=alt.value(0), text=alt.Text("name:N")), value]
-    value = base.mark_text(align="left", dx=gap, **bold).encode(x=edge, text="value:N")
-    return [value, base.mark_text(align="left", dx=gap + 40, **soft).encode(x=edge, text="interval:N")]
+        behind = base.mark_bar(fill=PAPER, size=15, yOffset=-11, x2Offset=-40, aria=False)
+        layers = [behind.encode(x=edge, x2=alt.X2Value("width"))]
+        for look in ({"stroke": PAPER, "strokeWidth": 4}, {"color": INK}):  # a halo, since lines cross here
+            name = base.mark_text(align="left", yOffset=-11, **plain, **look)
+            value = base.mark_text(align="right", yOffset=-11, **bold, **look)
+            layers += [name.encode(x=start, text="name:N"), value.encode(x=edge, text="value:N")]
+        return layers
+    value = base.mark_text(align="left", dx=gap, color=INK, **bold).encode(x=edge, text="value:N")
+    interval = base.mark_text(align="left", dx=gap + 40, fontSize=11.5, color=SOFT, aria=False)
+    layers = [value, interval.encode(x=edge, text="interval:N")]
+    for lines in sorted({row["lines"] for row in rows}):  # in the middle of its place, however many lines
+        some = alt.Chart(alt.Data(values=[row for row in rows if row["lines"] == lines])).encode(y=y)
+        name = some.mark_text(align="right", dx=-10, dy=-7.5 * (lines - 1), lineHeight=15, color=INK, **plain)
+        layers.append(name.encode(x=start, text=alt.Text("name:N")))
+    return layers
 
 
-def _labelled(bars: list[Row], width: int, most: int) -> list[Row]:
-    """The rows with labels broken into at most `most` lines and numbered, so that no two are the same."""
-    rows = []
-    for index, bar in enumerate(bars):
-        lines = textwrap.wrap(bar["label"], width) or [""]
+def _labelled(rows: list[Row], width: int, most: int) -> list[Row]:
+    """The rows with names broken into at most `most` lines, and numbered labels, so that no two are the same."""
+    found = []
+    for index, row in enumerate(rows):
+        lines = textwrap.wrap(row["label"], width) or [""]
         lines = lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1][: width - 1] + "…"]
-        rows.append(bar | {"label": f"{index:03d}" + "\n".join(lines), "name": lines[0], "interval": bar.get("interval", "")})
-    return rows
+        name = {"label": f"{index:03d}", "name": lines if len(lines) > 1 else lines[0], "lines": len(lines)}
+        found.append(row | name | {"interval": row.get("interval", "")})
+    return found
 
 
 def _whiskers(rows: list[Row], y: alt.Y, scale: alt.Scale, down: float, cap: int = 9) -> list[alt.Chart]:

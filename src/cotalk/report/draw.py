@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 CURVE_POINTS = 150  # of one run in one panel
 TALK = {  # key in a condition's talk -> (heading, what is counted)
     "sends": ("Sends", "of the numbers only I hold, said before my answer"),
-    "uses_above": ("Uses, above chance", "of the partner's numbers, in my answer; a bare list's share is off"),
+    "uses_above": ("Uses, above chance", "partner's numbers in my answer, less a bare list's"),
     "asks": ("Asks", "first messages with a question mark"),
     "invented": ("Invents", "numbers in nobody's facts that follow from nothing"),
     "agrees": ("Agrees", "both seats' boxes hold the same"),
@@ -88,7 +88,7 @@ def _solved(study: Study, charts: ModuleType, colors: dict[str, str], prefix: st
     bars = [
         _bar(condition, colors, condition.score) | {"dots": _dots(condition)}
         for condition in study.conditions.values()
-        if condition.name not in LEVELS and condition.score
+        if has_bar(condition)
     ]
     if not bars:
         return
@@ -103,6 +103,10 @@ def _solved(study: Study, charts: ModuleType, colors: dict[str, str], prefix: st
     )
 
 
+def has_bar(condition: Condition) -> bool:
+    return condition.name not in LEVELS and condition.score is not None
+
+
 def _bar(condition: Condition, colors: dict[str, str], rate: Rate) -> Json:
     low, high = (None if end is None else _within(100 * end, 100) for end in (rate.low, rate.high))
     mixed = bool(condition.arm) and not condition.trained
@@ -113,7 +117,7 @@ def _bar(condition: Condition, colors: dict[str, str], rate: Rate) -> Json:
         "high": high,
         "value": rate.value(),
         "interval": rate.interval(),
-        "hover": f"{condition.label}: {rate.words()}, {rate.counted}",
+        "hover": f"{condition.label}: {rate.words()}, {f'n = {condition.of}' if condition.of else rate.counted}",
         "color": colors["closed" if condition.name == "base_closed" else condition.arm],
         "opacity": 0.65 if mixed else 1.0 if condition.arm else 0.4,
     }
@@ -157,6 +161,7 @@ def _differences(study: Study, charts: ModuleType) -> Iterator[Picture]:
             "differences",
             f"Differences between conditions, in problems out of 100, with 95% intervals. {told}.",
             lambda width: charts.differences(rows, "difference, problems out of 100", width),
+            lambda width: charts.differences(rows, "difference, problems out of 100", width, narrow=True),
         )
 
 
@@ -192,13 +197,19 @@ def _methods(study: Study, charts: ModuleType, colors: dict[str, str]) -> Iterat
         if arm.score and arm.per_seed
     ]
     if rows:
-        told = "; ".join(f"{row['label']}: {', '.join(dot['hover'].rpartition(', ')[2] for dot in row['dots'])}" for row in rows)
-        levels = _levels(study, ("base_open", "skyline"))
-        yield Picture(
-            "methods",
-            f"Dot plot, every training seed of every arm, problems solved out of 100. {told}.",
-            lambda width: charts.seeds(rows, levels, width),
-        )
+        yield _seeds(rows, _levels(study, ("base_open", "skyline")), charts)
+
+
+def _seeds(rows: list[Json], levels: list[Json], charts: ModuleType) -> Picture:
+    told = "; ".join(
+        f"{row['label']}: {', '.join(dot['hover'].rpartition(', ')[2] for dot in row['dots'])}" for row in rows
+    )
+    return Picture(
+        "methods",
+        f"Dot plot, every training seed of every arm, problems solved out of 100. {told}.",
+        lambda width: charts.seeds(rows, levels, width),
+        lambda width: charts.seeds(rows, levels, width, narrow=True),
+    )
 
 
 def _method_label(study: Study, arm: Condition) -> str:
@@ -319,10 +330,64 @@ def run_arms(study: Study, colors: dict[str, str]) -> dict[str, str]:
     return {shown(name, 40): colors[name] for name in names}
 
 
+# --- several studies --------------------------------------------------------------------------------------------
+
+
+def side_by_side(studies: dict[str, Study], charts: ModuleType) -> dict[str, list[Picture]]:
+    """The pictures of several studies, by name: bars for each, and the rest drawn together, a colour a study."""
+    colors = study_colors(studies, charts)
+    found: dict[str, list[Picture]] = {"solved": [], "methods": [], "talk": [], "curves": []}
+    for at, study in enumerate(studies.values()):
+        found["solved"] += _solved(study, charts, arm_colors([study], charts), f"study-{at}-")
+    rows = []
+    for name, study in studies.items():
+        mine = {arm.arm: colors[name] for arm in study.arms}
+        rows += [
+            _bar(arm, mine, arm.score) | {"label": f"{name}, {_method_label(study, arm)}", "dots": _dots(arm)}
+            for arm in study.arms
+            if arm.score and arm.per_seed
+        ]
+    if rows:
+        found["methods"] = [_seeds(rows, [], charts)]
+    for key, (heading, counts) in TALK.items():
+        ends = [
+            row | {"label": shown(f"{name}: {row['label']}", 60)}
+            for name, study in studies.items()
+            for arm in study.arms
+            if (row := _before_and_after(study, arm, key, {arm.arm: colors[name]}))
+        ]
+        found["talk"] += [_measure(key, heading, counts, ends, charts)] if ends else []
+    runs = [
+        RunCurves(f"{name}: {run.arm}", run.seed, run.steps) for name, study in studies.items() for run in study.runs
+    ]
+    arms = side_arms(studies, charts)
+    for key, (heading, share) in CURVES.items():
+        points = curve_points(runs, key)
+        whole = share and all(0 <= point["value"] <= 1 for point in points)
+        found["curves"] += [_curve(key, heading, points, arms, whole, charts)] if points else []
+    return {part: drawn for part, drawn in found.items() if drawn}
+
+
+def study_colors(studies: dict[str, Study], charts: ModuleType) -> dict[str, str]:
+    cycle = (charts.BLUE, charts.ORANGE, *charts.OTHER_COLORS)
+    return {name: cycle[at % len(cycle)] for at, name in enumerate(studies)}
+
+
+def side_arms(studies: dict[str, Study], charts: ModuleType) -> dict[str, str]:
+    """{"study: arm": its study's colour}; the place in the order gives each its own dashes."""
+    colors = study_colors(studies, charts)
+    return {
+        shown(f"{name}: {arm}", 40): colors[name]
+        for name, study in studies.items()
+        for arm in dict.fromkeys(run.arm for run in study.runs)
+    }
+
+
 # --- knock-outs, cross-play -------------------------------------------------------------------------------------
 
 
-REPLACED = {"nothing": "nothing", "another": "another task's message", "base": "the untrained base's message"}
+CHANGE = "change of the listener's score, out of 100"
+REPLACED = {"nothing": "nothing", "another": "another task's message", "base": "an untrained message"}
 
 
 def _causal(study: Study, charts: ModuleType, colors: dict[str, str]) -> Iterator[Picture]:
@@ -338,7 +403,8 @@ def _knocked(name: str, words: str, rows: list[Json], charts: ModuleType) -> Pic
     return Picture(
         f"causal-{name}",
         shown(words, 4_000),
-        lambda width: charts.differences(rows, "change of the listener's score, out of 100", width, bars=True),
+        lambda width: charts.differences(rows, CHANGE, width, bars=True),
+        lambda width: charts.differences(rows, CHANGE, width, bars=True, narrow=True),
     )
 
 
@@ -349,9 +415,8 @@ def knocked(effect: Json, color: str) -> Json | None:
         return None
     turns = [str(turn) for turn in effect.get("turns") or []]
     by = REPLACED.get(str(effect.get("by")), str(effect.get("by")))
-    listeners = str(effect.get("listeners") or "")
     return {
-        "label": shown(f"{effect.get('seat')}'s turn {listed(turns)} becomes {by}; {listeners} listens", 120),
+        "label": shown(f"{effect.get('seat')}'s turn{'s' * (len(turns) > 1)} {listed(turns)} → {by}", 120),
         "mean": 100 * change.mean,
         "low": None if change.low is None else 100 * change.low,
         "high": None if change.high is None else 100 * change.high,
@@ -379,8 +444,8 @@ def _map(seat: str, what: str, rows: list[Json], down: list[str], across: list[s
     return Picture(
         f"cross-{seat}",
         shown(words, 6_000),
-        lambda width: charts.heat(rows, down, across, ("A", f"B – {what}"), width),
-        width=40 * max(1, len(across)),
+        lambda width: charts.heat(f"{what}, out of 100", rows, down, across, width),
+        width=44 * max(4, len(across)),
     )
 
 

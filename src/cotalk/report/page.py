@@ -51,11 +51,12 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
     """The page's HTML; `charts` is the module charts.py, or None for a page without pictures. price: of an hour."""
     pictures = draw.pictures(study, charts) if charts else {}
     viewer = chat_data.viewer(study)
-    checks = _checks(study)
+    checks = checks_of(study)
     _note_missing(study, pictures, charts)
+    arms = draw.run_arms(study, draw.arm_colors([study], charts)) if charts else {}
     config = mapping(study.results.get("config"))
     causal = mapping(study.results.get("causal"))
-    return _page(
+    return fill(
         "report.html.jinja",
         study.name,
         list(SECTIONS.items()),
@@ -63,33 +64,33 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         [each for drawn in pictures.values() for each in drawn],
         viewer,
         study=study,
-        facts=_facts(study),
+        facts=facts_of(study),
         headline=_headline(study),
-        verdicts=[_verdict(row) for row in study.comparisons],
-        alerts=_alerts(study),
-        stale_why=_stale(study),
+        verdicts=[verdict(row) for row in study.comparisons],
+        alerts=alerts_of(study),
+        stale_why=stale_parts(study),
         conditions=list(study.conditions.values()),
-        pictures={part: [_shown(each, charts) for each in drawn] for part, drawn in pictures.items()},
+        pictures={part: [placed(each, charts) for each in drawn] for part, drawn in pictures.items()},
         talk_names=list(dict.fromkeys(name for c in study.conditions.values() for name in c.talk)),
         seats=list(dict.fromkeys(seat for c in study.conditions.values() for seat in c.per_seat)),
         knocked=[str(mapping(e).get("sentence") or "") for effects in causal.values() for e in effects or []],
         cross_sentences=_cross_sentences(study),
-        legend=_legend([study], charts),
+        legend=legend(arms, charts),
         finals=_last_values(study),
         final_headings=[heading for heading, _ in draw.CURVES.values()],
-        tiles=_tiles(study, price),
+        tiles=tiles_of(study, price),
         spent=_spent(study),
         checks=checks,
         command=words.command(study.name, config) if not study.results.get("command") else study.results["command"],
         tables={
-            "Pins": _pins(study),
+            "Pins": pins_of(study),
             "Settings": words.settings(config)[:300],
             "Tasks": words.settings(mapping(study.results.get("tasks")))[:100],
         },
     )
 
 
-def _page(
+def fill(
     template: str,
     title: str,
     sections: Sequence[tuple[str, str]],
@@ -145,7 +146,7 @@ def _rate(rate: Rate | None) -> str:
     return rate.words() if rate else "not measured"
 
 
-def _shown(picture: Picture, charts: ModuleType | None) -> Json:
+def placed(picture: Picture, charts: ModuleType | None) -> Json:
     assert charts is not None
     still = charts.inline_svg(picture.draw(picture.width), picture.words)
     return {"id": picture.id, "words": picture.words, "still": Markup(still)}
@@ -159,12 +160,12 @@ def _specs(picture: Picture, charts: ModuleType) -> Json:
 # --- words of the page ------------------------------------------------------------------------------------------
 
 
-def _verdict(row: Json) -> Json:
+def verdict(row: Json) -> Json:
     says, stands_on = words.verdict(str(row["sentence"]))
     return {"says": says, "stands_on": stands_on, "verdict": str(row.get("verdict") or "")}
 
 
-def _facts(study: Study) -> list[str]:
+def facts_of(study: Study) -> list[str]:
     """What the study is, in a few words each; only what is recorded."""
     config = mapping(study.results.get("config"))
     run, seeds = mapping(config.get("run")), config.get("seeds")
@@ -194,19 +195,19 @@ def _headline(study: Study) -> list[Json]:
     ]
 
 
-def _alerts(study: Study) -> list[str]:
+def alerts_of(study: Study) -> list[str]:
     failed = [f"{name} failed: {reason}" for name, reason in mapping(study.results.get("failed")).items()]
     return [*failed, *(f"Not up to date: {line}" for line in study.stale.values())]
 
 
-def _stale(study: Study) -> Json:
+def stale_parts(study: Study) -> Json:
     """{part of the page: why its numbers are not up to date}."""
     stale = study.stale
     parts = {"scores": ("grade", "intervals"), "talk": ("talk", "intervals")}
     return {part: "; ".join(stale[name] for name in measures if name in stale) for part, measures in parts.items()}
 
 
-def _checks(study: Study) -> list[Check]:
+def checks_of(study: Study) -> list[Check]:
     """`cotalk check` of the directory; of results.json alone where the chats do not lie beside it."""
     whole = (study.directory / "runs").is_dir() and (study.directory / "study.toml").is_file()
     path = study.directory if whole else study.directory / "results.json"
@@ -252,13 +253,9 @@ def _note_missing(study: Study, pictures: dict[str, list[Picture]], charts: Modu
         missing["cost"] = "Cost: not recorded in results.json."
 
 
-def _legend(studies: Sequence[Study], charts: ModuleType | None) -> list[tuple[str, Markup]]:
+def legend(arms: dict[str, str], charts: ModuleType | None) -> list[tuple[str, Markup]]:
     """Arms with curves and a piece of their line."""
-    if charts is None:
-        return []
-    colors = draw.arm_colors(list(studies), charts)
-    arms = {name: color for study in studies for name, color in draw.run_arms(study, colors).items()}
-    return [(arm, Markup(charts.swatch(arms, arm))) for arm in arms]
+    return [(arm, Markup(charts.swatch(arms, arm))) for arm in arms] if charts else []
 
 
 def _last_values(study: Study) -> list[tuple[str, int, list[str]]]:
@@ -271,14 +268,14 @@ def _last_values(study: Study) -> list[tuple[str, int, list[str]]]:
     return rows
 
 
-def _tiles(study: Study, price: float | None) -> list[tuple[str, str, str]]:
+def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
     """Time, tokens and price; what is not recorded is left out, and a missing price is said."""
     cost = mapping(study.results.get("cost"))
     tiles = []
     on_gpu = cost.get("device") not in (None, "cpu")
     device = str(cost.get("device_name") or cost.get("device") or "")
     if is_number(cost.get("seconds")):
-        name = "GPU minutes" if on_gpu else "CPU minutes"
+        name = "GPU minutes" if on_gpu else "Minutes on the CPU"
         workers = cost.get("workers")
         told = f"{device}, {workers} workers" if is_number(workers) and not on_gpu else device
         tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"whole study, {told}".rstrip(", ")))
@@ -302,7 +299,7 @@ def _spent(study: Study) -> list[tuple[str, int, str, str]]:
     return rows
 
 
-def _pins(study: Study) -> list[tuple[str, str]]:
+def pins_of(study: Study) -> list[tuple[str, str]]:
     """What the numbers depend on: seeds, versions of libraries and measures, git state, device."""
     results = study.results
     config = mapping(results.get("config"))

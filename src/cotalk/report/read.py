@@ -48,8 +48,8 @@ class Rate:
 
     @property
     def counted(self) -> str:
-        """n = 200 tasks."""
-        return "n not recorded" if self.n is None else f"n = {self.n:,} {self.unit.replace('+', ' and ')}".strip()
+        """n = 200 tasks; n = 3 seeds, where the interval speaks of seeds (and tasks)."""
+        return "n not recorded" if self.n is None else f"n = {self.n:,} {self.unit.partition('+')[0]}".strip()
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Condition:
         """3 seeds x 200 tasks x 4 answers."""
         names = (("runs", "seeds"), ("tasks", "tasks"), ("chats", "chats"), ("seats", "seats"))
         kept = [(self.size[key], word) for key, word in names if key in self.size]
-        return " × ".join(f"{n:,} {word}" for n, word in kept if word != "seeds" or self.per_seed)
+        counted = [(n, word) for n, word in kept if word != "seeds" or self.per_seed]
+        return " × ".join(f"{n:,} {word if n != 1 else word[:-1]}" for n, word in counted)
 
 
 @dataclass(frozen=True)
