@@ -232,9 +232,13 @@ class Report:
         from cotalk import report
 
         if not self.studies:
-            raise BadInput("report was given no study; expected a study's directory. Type: cotalk report runs/quickstart")
+            raise BadInput(
+                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart"
+            )
         if len(self.studies) == 1 and self.out:
-            raise BadInput(f"report was given --out {self.out} with one study; expected no --out: it is written beside it")
+            raise BadInput(
+                f"report was given --out {self.out} with one study; expected no --out: it is written beside it"
+            )
         if len(self.studies) > 1 and self.price is not None:
             raise BadInput("report was given --price with several studies; expected it with one")
         with console.status("writing the report"):

@@ -102,7 +102,7 @@ def numbers(text: str) -> list[Fraction]:
 
 
 def located(text: str) -> list[tuple[int, int, list[Fraction]]]:
-    """Where each number of `text` stands, and what it is worth: (start, end, values); the values are `numbers(text)`."""
+    """Where each number of `text` stands and what it is worth: (start, end, values); together, `numbers(text)`."""
     tidy, places = _placed(text)
     return [
         (places[match.start()], places[match.end() - 1] + 1, values)

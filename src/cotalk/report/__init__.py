@@ -24,7 +24,10 @@ from cotalk.report import draw, page, side
 from cotalk.report.draw import load_charts
 from cotalk.report.read import read_study
 
-TOGETHER = ("talk", "curves")  # parts whose panels are one file
+TOGETHER = {  # parts whose panels are one file, and what stands over them
+    "talk": "Hollow: untrained, in the same channel. Full: after training. Whiskers: 95% interval.",
+    "curves": "Thin: one run, which is one seed. Thick: the mean over an arm's seeds.",
+}
 
 
 def report(directory: Path | str, price: float | None = None) -> Path:
@@ -68,9 +71,9 @@ def figures(directory: Path | str) -> list[Path]:
     folder.mkdir(exist_ok=True)
     drawn = {}
     for part, pictures in draw.pictures(study, charts).items():
-        charts_of_part = [picture.draw(picture.width) for picture in pictures]
+        charts_of_part = [picture.at_rest() for picture in pictures]
         if part in TOGETHER:
-            drawn[part] = charts.together(charts_of_part)
+            drawn[part] = charts.together(charts_of_part, TOGETHER[part])
         else:
             drawn |= {picture.id: chart for picture, chart in zip(pictures, charts_of_part)}
     paths = []

@@ -95,7 +95,12 @@ def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.Top
     scale = alt.Scale(domain=[0, 1], nice=False)
     axis = _axis([0, 0.25, 0.5, 0.75, 1], ".2~f")
     both = [
-        {"label": row["label"], "from": row["before"]["mean"], "to": row["after"]["mean"], "color": row["color"]}
+        {
+            "label": row["label"],
+            "from": row["before"]["mean"],
+            "to": row["after"]["mean"],
+            "color": row["color"],
+        }
         for row in shown
         if row["before"] and row["after"]
     ]
@@ -117,22 +122,37 @@ def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.Top
         place = alt.X("mean:Q", scale=scale, title=None, axis=axis)
         layers.append(
             dot.encode(
-                y=y, x=place, stroke=alt.Stroke("color:N", scale=None), description="hover:N", tooltip="hover:N", **look
+                y=y,
+                x=place,
+                stroke=alt.Stroke("color:N", scale=None),
+                description="hover:N",
+                tooltip="hover:N",
+                **look,
             )
         )
     layers += _columns(shown, y, False, gap=10)
     return _sized(alt.layer(*layers), width, len(rows) * 38, _title(title, subtitle))
 
 
-def curves(title: str, points: list[Row], arms: dict[str, str], share: bool, width: Width) -> alt.TopLevelMixin:
+def curves(
+    title: str,
+    points: list[Row],
+    arms: dict[str, str],
+    share: bool,
+    width: Width,
+    still: bool = False,
+    key: bool = False,
+) -> alt.TopLevelMixin:
     """One learning curve: a thin line for each run, a thick one for the mean over an arm's seeds.
 
     points: arm, run, step, value, kind ("run" or "mean"), hover. arms: name -> colour. share: the scale is 0 to 1.
+    still: nothing answers to the pointer. key: with a legend.
     """
     names = list(arms)
-    color = alt.Color("arm:N", scale=alt.Scale(domain=names, range=list(arms.values())), legend=None)
+    legend = alt.Legend(title=None, orient="top", symbolStrokeWidth=2.8, symbolSize=500) if key else None
+    color = alt.Color("arm:N", scale=alt.Scale(domain=names, range=list(arms.values())), legend=legend)
     dashes = [DASHES[index % len(DASHES)] for index in range(len(names))]
-    dash = alt.StrokeDash("arm:N", legend=None, scale=alt.Scale(domain=names, range=dashes))
+    dash = alt.StrokeDash("arm:N", legend=legend, scale=alt.Scale(domain=names, range=dashes))
     y_scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=True)
     steps = alt.Axis(tickCount=6, grid=False, domainColor=GRID, ticks=False, tickMinStep=1, format="d")
     base = alt.Chart(alt.Data(values=points)).encode(
@@ -143,8 +163,11 @@ def curves(title: str, points: list[Row], arms: dict[str, str], share: bool, wid
     )
     thin = base.transform_filter("datum.kind == 'run'").mark_line(strokeWidth=1.2, opacity=0.55, aria=False)
     thick = base.transform_filter("datum.kind == 'mean'").mark_line(strokeWidth=2.8, aria=False)
-    near = base.mark_point(size=60, opacity=0, filled=True).encode(tooltip="hover:N", description="hover:N")
-    return _sized(alt.layer(thin, thick.encode(strokeDash=dash), near), width, 160, _title(title))
+    layers = [thin, thick.encode(strokeDash=dash)]
+    if not still:
+        near = base.mark_point(size=60, opacity=0, filled=True)
+        layers.append(near.encode(tooltip="hover:N", description="hover:N"))
+    return _sized(alt.layer(*layers), width, 160, _title(title))
 
 
 def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False) -> alt.TopLevelMixin:
@@ -161,9 +184,13 @@ def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False)
     dots = [dot | {"label": row["label"], "color": row["color"]} for row in shown for dot in row["dots"]]
     names = list(dict.fromkeys(dot["seed"] for dot in dots))
     shapes = [SHAPES[index % len(SHAPES)] for index in range(len(names))]
-    legend = alt.Legend(title="seed", orient="bottom", symbolFillColor=SOFT, symbolStrokeColor=SOFT, columns=6)
+    legend = alt.Legend(
+        title="seed", orient="bottom", symbolFillColor=SOFT, symbolStrokeColor=SOFT, columns=6
+    )
     layers: list[alt.Chart] = [
-        base.mark_bar(fill=GRID, opacity=0.4, size=2, yOffset=down).encode(x=alt.X("zero:Q", scale=scale), x2="full:Q"),
+        base.mark_bar(fill=GRID, opacity=0.4, size=2, yOffset=down).encode(
+            x=alt.X("zero:Q", scale=scale), x2="full:Q"
+        ),
         *_whiskers([row for row in shown if row["low"] is not None], y, scale, down + 12),
         base.mark_tick(thickness=3, size=16, yOffset=down + 12, opacity=1).encode(
             x=x, color=alt.Color("color:N", scale=None), description="hover:N", tooltip="hover:N"
@@ -201,7 +228,12 @@ def differences(
     base = alt.Chart(alt.Data(values=shown)).encode(y=y)
     band = [row | {"from": -row["noise"], "to": row["noise"]} for row in shown if row["noise"]]
     color = alt.Color("color:N", scale=None)
-    x = alt.X("mean:Q", scale=scale, title=axis, axis=alt.Axis(tickCount=4 if narrow else 6, domain=False, ticks=False))
+    x = alt.X(
+        "mean:Q",
+        scale=scale,
+        title=axis,
+        axis=alt.Axis(tickCount=4 if narrow else 6, domain=False, ticks=False),
+    )
     layers: list[alt.Chart] = [
         alt.Chart(alt.Data(values=band))
         .mark_bar(fill=GRID, opacity=0.7, size=22, yOffset=down, aria=False)
@@ -226,7 +258,12 @@ def heat(title: str, rows: list[Row], order: Sequence[str], across: Sequence[str
     """
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("down:N", sort=list(order), title="who sits as A", axis=_names(160)),
-        x=alt.X("across:N", sort=list(across), title="who sits as B", axis=_names(110, orient="top", labelAngle=-35)),
+        x=alt.X(
+            "across:N",
+            sort=list(across),
+            title="who sits as B",
+            axis=_names(110, orient="top", labelAngle=-35),
+        ),
     )
     cells = base.mark_rect(fill=BLUE, stroke=PAPER, strokeWidth=1).encode(
         fillOpacity=alt.FillOpacity("mean:Q", scale=alt.Scale(domain=[0, 1], range=[0.05, 1]), legend=None),
@@ -241,7 +278,7 @@ def heat(title: str, rows: list[Row], order: Sequence[str], across: Sequence[str
 # --- their parts --------------------------------------------------------------------------------------------
 
 
-def _sized(chart: alt.LayerChart, width: Width, height: float, title: Any = None) -> alt.LayerChart:
+def _sized(chart: Any, width: Width, height: float, title: Any = None) -> Any:
     room: Row = {"padding": {"left": 2, "top": 4, "bottom": 4, "right": 4}}
     if width == CONTAINER:
         room["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -356,7 +393,7 @@ def _level_lines(lines: list[Row], scale: alt.Scale, width: float) -> list[alt.C
 @cache
 def bundle() -> str:
     """The JavaScript that draws specifications: vega, vega-lite and vega-embed as vl-convert holds them."""
-    return vl_convert.javascript_bundle()
+    return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
 
 
 def page_spec(chart: alt.TopLevelMixin) -> Row:
@@ -399,12 +436,14 @@ def swatch(arms: dict[str, str], arm: str) -> str:
     )
 
 
-def together(panels: list[Any], columns: int = 2) -> alt.ConcatChart:
-    """Several panels as one picture, for a file."""
+def together(panels: list[Any], caption: str = "", columns: int = 2) -> alt.ConcatChart:
+    """Several panels as one picture, for a file; the caption stands over them."""
     bare = [panel.copy() for panel in panels]
     for panel in bare:
         panel.padding = alt.Undefined
-    return alt.concat(*bare, columns=columns, spacing=40)
+    told: Row = {"color": SOFT, "fontSize": 12, "fontWeight": "normal", "anchor": "start", "offset": 12}
+    more: Row = {"title": alt.TitleParams(caption, **told)} if caption else {}
+    return alt.concat(*bare, columns=columns, spacing=40, **more)
 
 
 def svg_file(chart: alt.TopLevelMixin) -> str:

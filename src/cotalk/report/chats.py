@@ -109,10 +109,7 @@ def _tidy(line: Json) -> Json:
         }
         for message in line["messages"]
     ]
-    hands = {
-        shown(str(seat), 8): [str(fact) for fact in hand]
-        for seat, hand in line["hands"].items()
-    }
+    hands = {shown(str(seat), 8): [str(fact) for fact in hand] for seat, hand in line["hands"].items()}
     return {"question": str(line.get("question") or ""), "hands": hands, "messages": messages}
 
 
@@ -136,15 +133,20 @@ def _answers(line: Json) -> Json:
 
 
 def _trail(chat: Json) -> list[Json]:
-    """For each number that only one seat holds: was it said by that seat, heard by another, used in another's answer?"""
+    """For each number that only one seat holds: was it said by that seat, heard, used in another's answer?"""
     if len(chat["hands"]) < 2:
         return []
     last = {message["seat"]: at for at, message in enumerate(chat["messages"])}
     rows = []
     for seat, hand in chat["hands"].items():
         mine, _ = talk.private_numbers(chat, seat)
-        written = {round(float(value), 6): fact[a:b] for fact in hand for a, b, values in located(fact) for value in values}
-        before = [m for at, m in enumerate(chat["messages"]) if m["seat"] == seat and at != last[seat]]
+        written = {
+            round(float(value), 6): fact[a:b]
+            for fact in hand
+            for a, b, values in located(fact)
+            for value in values
+        }
+        before = [m for at, m in enumerate(chat["messages"]) if m["seat"] == seat and at != last.get(seat)]
         answers = {m["seat"]: m["said"] for at, m in enumerate(chat["messages"]) if at == last[m["seat"]]}
         for value in [v for v in written if v in mine]:
             heard = [m["said"] if m["heard"] is None else m["heard"] for m in before]
@@ -154,7 +156,9 @@ def _trail(chat: Json) -> list[Json]:
                     "seat": seat,
                     "said": int(any(_holds(m["said"], value) for m in before)),
                     "heard": int(any(_holds(text, value) for text in heard)),
-                    "used": [other for other, text in answers.items() if other != seat and _holds(text, value)],
+                    "used": [
+                        other for other, text in answers.items() if other != seat and _holds(text, value)
+                    ],
                 }
             )
     return rows
@@ -186,14 +190,19 @@ def passes(study: Study, prefix: str = "") -> list[Pass]:
 def _heldout(study: Study, prefix: str) -> Iterator[Pass]:
     folders = {path.name: path for path in sorted((study.directory / "scores").glob("*")) if path.is_dir()}
     folders.pop("causal", None)
-    names = [*(name for name in study.conditions if name in folders), *(n for n in folders if n not in study.conditions)]
+    names = [
+        *(name for name in study.conditions if name in folders),
+        *(n for n in folders if n not in study.conditions),
+    ]
     for name in names:
         known = study.conditions.get(name)
         group = known.label if known else shown(condition_label(name), 80)
         for path in sorted(folders[name].glob("*.jsonl"), key=natural):
             if "." in path.stem:  # .greedy and .repeat1: further passes over the same tasks
                 continue
-            yield from _passes_of(path, f"{prefix}{name}/{path.stem}", f"{prefix}{group}", _seed_label(path.stem))
+            yield from _passes_of(
+                path, f"{prefix}{name}/{path.stem}", f"{prefix}{group}", _seed_label(path.stem)
+            )
 
 
 def _passes_of(path: Path, name: str, group: str, label: str) -> Iterator[Pass]:
@@ -252,7 +261,7 @@ def show(found: Sequence[Pass]) -> Json:
     """Passes as the viewer's JSON: tasks, passes, which two to start with, and a sentence on what was chosen."""
     tasks: Json = {}
     told, shown_passes = {}, []
-    for mode in BUDGET:
+    for mode, budget in BUDGET.items():
         mine = [each for each in found if each.mode == mode]
         names = list(dict.fromkeys(task for each in mine for task in each.lines))
         if not names:
@@ -260,8 +269,8 @@ def show(found: Sequence[Pass]) -> Json:
         chosen = thinned(names, TASKS[mode])
         rows = [_shown_pass(each, chosen, tasks) for each in mine]
         size = len(json.dumps(rows, ensure_ascii=False).encode("utf-8", "replace"))
-        if size > BUDGET[mode]:
-            chosen = thinned(names, max(1, int(len(chosen) * BUDGET[mode] / size)))
+        if size > budget:
+            chosen = thinned(names, max(1, int(len(chosen) * budget / size)))
             rows = [_shown_pass(each, chosen, tasks) for each in mine]
         shown_passes += rows
         what = "held-out tasks" if mode == "heldout" else "dev tasks, played greedily during training"
@@ -288,8 +297,10 @@ def _shown_pass(each: Pass, chosen: Sequence[str], tasks: Json) -> Json:
         if line is None:
             continue
         task = shown_task(line)
-        key = name
-        while key in tasks and tasks[key]["question"] != task["question"]:  # another study's task of the same name
+        key = shown(name, 400)
+        while (
+            key in tasks and tasks[key]["question"] != task["question"]
+        ):  # another study's task of the same name
             key += "′"
         chats[key] = shown_chat(line)
         if key not in tasks:

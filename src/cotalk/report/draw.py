@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from cotalk.report.read import LEVELS, Condition, Json, Rate, RunCurves, Study, is_number, mapping, read_rate, thinned
+from cotalk.report.read import (
+    LEVELS,
+    Condition,
+    Json,
+    Rate,
+    RunCurves,
+    Study,
+    is_number,
+    mapping,
+    read_rate,
+    thinned,
+)
 from cotalk.report.words import hundred, listed, shown, signed
 
 log = logging.getLogger(__name__)
@@ -45,6 +56,11 @@ class Picture:
     draw: Callable[[Any], Any]
     narrow: Callable[[Any], Any] | None = None
     width: int = 620  # of the file, and of the still picture
+    still: Callable[[Any], Any] | None = None  # how it is drawn there, where that differs
+
+    def at_rest(self) -> Any:
+        """The chart for a file, and for a page without script."""
+        return (self.still or self.draw)(self.width)
 
 
 def load_charts() -> ModuleType | None:
@@ -52,7 +68,9 @@ def load_charts() -> ModuleType | None:
     try:
         return importlib.import_module("cotalk.report.charts")
     except ImportError as error:
-        log.warning("report without charts: %s. To have them, type: pip install altair vl-convert-python", error)
+        log.warning(
+            "report without charts: %s. To have them, type: pip install altair vl-convert-python", error
+        )
         return None
 
 
@@ -88,7 +106,7 @@ def _solved(study: Study, charts: ModuleType, colors: dict[str, str], prefix: st
     bars = [
         _bar(condition, colors, condition.score) | {"dots": _dots(condition)}
         for condition in study.conditions.values()
-        if has_bar(condition)
+        if has_bar(condition) and condition.score
     ]
     if not bars:
         return
@@ -181,7 +199,9 @@ def _difference(study: Study, row: Json, charts: ModuleType) -> Json:
         "noise": 100 * row["noise"] if is_number(row.get("noise")) else None,
         "value": signed(rate.mean),
         "interval": shown(verdict, 20),
-        "hover": shown(f"{names[0]} against {names[1]}: {signed(rate.mean)} {_signed_interval(rate)}, {verdict}", 300),
+        "hover": shown(
+            f"{names[0]} against {names[1]}: {signed(rate.mean)} {_signed_interval(rate)}, {verdict}", 300
+        ),
         "color": getattr(charts, COLORS_OF_VERDICTS.get(verdict, "SOFT")),
     }
 
@@ -202,7 +222,8 @@ def _methods(study: Study, charts: ModuleType, colors: dict[str, str]) -> Iterat
 
 def _seeds(rows: list[Json], levels: list[Json], charts: ModuleType) -> Picture:
     told = "; ".join(
-        f"{row['label']}: {', '.join(dot['hover'].rpartition(', ')[2] for dot in row['dots'])}" for row in rows
+        f"{row['label']}: {', '.join(dot['hover'].rpartition(', ')[2] for dot in row['dots'])}"
+        for row in rows
     )
     return Picture(
         "methods",
@@ -270,10 +291,13 @@ def _curves(study: Study, charts: ModuleType, colors: dict[str, str]) -> Iterato
     for key, (heading, share) in CURVES.items():
         points = curve_points(study.runs, key)
         if points:
-            yield _curve(key, heading, points, arms, share and all(0 <= p["value"] <= 1 for p in points), charts)
+            yield _curve(key, heading, points, arms, share, charts)
 
 
-def _curve(key: str, heading: str, points: list[Json], arms: dict[str, str], share: bool, charts: ModuleType) -> Picture:
+def _curve(
+    key: str, heading: str, points: list[Json], arms: dict[str, str], share: bool, charts: ModuleType
+) -> Picture:
+    share = share and all(0 <= point["value"] <= 1 for point in points)
     last = {point["run"]: point for point in points if point["kind"] == "mean"}
     told = "; ".join(f"{point['run']} ends at {point['value']:.3g}" for point in last.values())
     return Picture(
@@ -281,6 +305,9 @@ def _curve(key: str, heading: str, points: list[Json], arms: dict[str, str], sha
         f"Line chart over training steps: {heading}. {told}. The table below holds every run's last value.",
         lambda width: charts.curves(heading, points, arms, share, width),
         width=330,
+        still=lambda width: charts.curves(
+            heading, points, arms, share, width, still=True, key=key == "reward"
+        ),
     )
 
 
@@ -297,7 +324,9 @@ def curve_points(runs: list[RunCurves], key: str) -> list[Json]:
         if not series:
             continue
         for name, values in series.items():
-            rows += [_point(arm, name, "run", step, values[step]) for step in thinned(list(values), CURVE_POINTS)]
+            rows += [
+                _point(arm, name, "run", step, values[step]) for step in thinned(list(values), CURVE_POINTS)
+            ]
         common = sorted(set.intersection(*(set(values) for values in series.values())))
         rows += [
             _point(
@@ -358,13 +387,14 @@ def side_by_side(studies: dict[str, Study], charts: ModuleType) -> dict[str, lis
         ]
         found["talk"] += [_measure(key, heading, counts, ends, charts)] if ends else []
     runs = [
-        RunCurves(f"{name}: {run.arm}", run.seed, run.steps) for name, study in studies.items() for run in study.runs
+        RunCurves(f"{name}: {run.arm}", run.seed, run.steps)
+        for name, study in studies.items()
+        for run in study.runs
     ]
     arms = side_arms(studies, charts)
     for key, (heading, share) in CURVES.items():
         points = curve_points(runs, key)
-        whole = share and all(0 <= point["value"] <= 1 for point in points)
-        found["curves"] += [_curve(key, heading, points, arms, whole, charts)] if points else []
+        found["curves"] += [_curve(key, heading, points, arms, share, charts)] if points else []
     return {part: drawn for part, drawn in found.items() if drawn}
 
 
@@ -393,7 +423,9 @@ REPLACED = {"nothing": "nothing", "another": "another task's message", "base": "
 def _causal(study: Study, charts: ModuleType, colors: dict[str, str]) -> Iterator[Picture]:
     for name, effects in mapping(study.results.get("causal")).items():
         arm = study.conditions[name].arm if name in study.conditions else ""
-        rows = [row for effect in effects or [] if (row := knocked(mapping(effect), colors.get(arm, charts.BLUE)))]
+        rows = [
+            row for effect in effects or [] if (row := knocked(mapping(effect), colors.get(arm, charts.BLUE)))
+        ]
         if rows:
             told = "; ".join(row["hover"] for row in rows)
             yield _knocked(name, f"Bar chart, what replacing messages costs ({name}). {told}.", rows, charts)
@@ -439,7 +471,9 @@ def _cross_play(study: Study, charts: ModuleType) -> Iterator[Picture]:
             yield _map(seat, what, rows, down, across, charts)
 
 
-def _map(seat: str, what: str, rows: list[Json], down: list[str], across: list[str], charts: ModuleType) -> Picture:
+def _map(
+    seat: str, what: str, rows: list[Json], down: list[str], across: list[str], charts: ModuleType
+) -> Picture:
     words = f"Heat map of cross-play, {what}, out of 100. {'; '.join(row['hover'] for row in rows)}."
     return Picture(
         f"cross-{seat}",

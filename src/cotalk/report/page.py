@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import re
+import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +28,8 @@ from cotalk.report import chats as chat_data
 from cotalk.report import draw, words
 from cotalk.report.draw import Picture
 from cotalk.report.read import Json, Rate, Study, is_number, mapping
+from cotalk.study import Study as ShippedStudy
+from cotalk.study import read_study as shipped_study
 
 HERE = Path(__file__).parent
 STYLES = ("theme.css", "viewer.css", "report.css")
@@ -43,7 +49,8 @@ SECTIONS = {
     "again": "Make it again",
 }
 NO_CHARTS = (
-    "The charts are left out: altair and vl-convert-python are not installed here. The tables hold the same numbers."
+    "The charts are left out: altair and vl-convert-python are not installed here. "
+    "The tables hold the same numbers."
 )
 
 
@@ -81,7 +88,7 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         tiles=tiles_of(study, price),
         spent=_spent(study),
         checks=checks,
-        command=words.command(study.name, config) if not study.results.get("command") else study.results["command"],
+        command=command(study),
         tables={
             "Pins": pins_of(study),
             "Settings": words.settings(config)[:300],
@@ -128,9 +135,8 @@ def fill(
 def policy(styles: Sequence[str], scripts: Sequence[str]) -> str:
     """The content-security policy: nothing but these styles and scripts, by their digests."""
     style, script = (" ".join(f"'sha256-{_digest(text)}'" for text in texts) for texts in (styles, scripts))
-    return (
-        f"default-src 'none'; style-src {style}; script-src {script}; img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    only = "img-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; style-src {style}; script-src {script}; {only}"
 
 
 def _digest(text: str) -> str:
@@ -148,7 +154,7 @@ def _rate(rate: Rate | None) -> str:
 
 def placed(picture: Picture, charts: ModuleType | None) -> Json:
     assert charts is not None
-    still = charts.inline_svg(picture.draw(picture.width), picture.words)
+    still = charts.inline_svg(picture.at_rest(), picture.words)
     return {"id": picture.id, "words": picture.words, "still": Markup(still)}
 
 
@@ -204,7 +210,9 @@ def stale_parts(study: Study) -> Json:
     """{part of the page: why its numbers are not up to date}."""
     stale = study.stale
     parts = {"scores": ("grade", "intervals"), "talk": ("talk", "intervals")}
-    return {part: "; ".join(stale[name] for name in measures if name in stale) for part, measures in parts.items()}
+    return {
+        part: "; ".join(stale[name] for name in measures if name in stale) for part, measures in parts.items()
+    }
 
 
 def checks_of(study: Study) -> list[Check]:
@@ -213,8 +221,12 @@ def checks_of(study: Study) -> list[Check]:
     path = study.directory if whole else study.directory / "results.json"
     try:
         return check(path)
-    except (BadInput, KeyError, TypeError, ValueError, AttributeError) as error:
-        study.missing["checks"] = f"No checks: {type(error).__name__}: {error}. Type: cotalk check {study.directory.name}"
+    except (
+        Exception
+    ) as error:  # of a study that is broken, or that still writes, the page must open all the same
+        study.missing["checks"] = (
+            f"No checks: {type(error).__name__}: {error}. Type: cotalk check {study.directory.name}"
+        )
         return []
 
 
@@ -236,16 +248,20 @@ def _note_missing(study: Study, pictures: dict[str, list[Picture]], charts: Modu
     if not study.runs:
         missing["curves"] = "No learning curves: runs/<arm>-<seed>/metrics.jsonl holds no step."
     else:
-        lacking = [heading for key, (heading, _) in draw.CURVES.items() if not draw.curve_points(study.runs, key)]
+        lacking = [
+            heading for key, (heading, _) in draw.CURVES.items() if not draw.curve_points(study.runs, key)
+        ]
         if lacking:
             missing["panels"] = f"Not recorded by any run: {', '.join(lacking)}."
     if not mapping(study.results.get("causal")):
         missing["causal"] = (
-            'Not played in this study. To replace messages at test time, give it [evaluate] causal = ["nothing", "another", "base"].'
+            "Not played in this study. To replace messages at test time, give it "
+            '[evaluate] causal = ["nothing", "another", "base"].'
         )
     if charts and "cross" not in pictures:
         missing["cross"] = (
-            "No cross-play matrix in this study. The conditions above show trained seats with the untrained base as partner."
+            "No cross-play matrix in this study. The conditions above show trained seats with the untrained base "
+            "as partner."
         )
     if charts and "methods" not in pictures:
         missing["methods"] = "No arm with training seeds in results.json."
@@ -285,7 +301,9 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
         tiles.append(("Tokens sampled", f"{cost['training_tokens_sampled']:,}", "in training"))
     price = price if price is not None else cost.get("price_per_hour")
     if is_number(price) and is_number(cost.get("seconds")):
-        tiles.append(("Price", f"{cost['seconds'] / 3600 * price:.2f}", f"at {price:.2f} an hour of the device"))
+        tiles.append(
+            ("Price", f"{cost['seconds'] / 3600 * price:.2f}", f"at {price:.2f} an hour of the device")
+        )
     elif tiles:
         tiles.append(("Price", "not given", "type: cotalk report DIRECTORY --price 4"))
     return tiles
@@ -294,9 +312,42 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
 def _spent(study: Study) -> list[tuple[str, int, str, str]]:
     rows = []
     for run in study.runs:
-        seconds, tokens = (sum(line[key] for line in run.steps if is_number(line.get(key))) for key in ("seconds", "tokens"))
+        seconds, tokens = (
+            sum(line[key] for line in run.steps if is_number(line.get(key))) for key in ("seconds", "tokens")
+        )
         rows.append((run.name, int(run.steps[-1]["step"]), f"{seconds:,.0f}", f"{tokens:,.0f}"))
     return rows
+
+
+def command(study: Study) -> str:
+    """What to type to make this study again: by its name where a shipped study says just this, else by its file."""
+    config = mapping(study.results.get("config"))
+    base = mapping(config.get("run")).get("base")
+    if re.fullmatch(r"[a-z0-9-]+", study.name):
+        for overrides in ({}, {"base": base}):
+            try:
+                shipped = shipped_study(study.name, overrides)
+            except BadInput:
+                continue
+            if _recorded(shipped) == {key: config.get(key) for key in ("run", "arms", "seeds", "evaluate")}:
+                words_of_base = f" --base {shlex.quote(str(base))}" if overrides else ""
+                return (
+                    "cotalk quickstart"
+                    if study.name == "quickstart" and not overrides
+                    else f"cotalk study {study.name}{words_of_base}"
+                )
+    return "cotalk study study.toml --out runs/again"
+
+
+def _recorded(study: ShippedStudy) -> Json:
+    """A study's settings as results.json holds them."""
+    config = {
+        "run": study.config.as_dict(),
+        "arms": study.arms,
+        "seeds": study.seeds,
+        "evaluate": asdict(study.evaluate),
+    }
+    return json.loads(json.dumps(config))
 
 
 def pins_of(study: Study) -> list[tuple[str, str]]:
@@ -305,7 +356,9 @@ def pins_of(study: Study) -> list[tuple[str, str]]:
     config = mapping(results.get("config"))
     found: Json = {"seeds": config["seeds"]} if "seeds" in config else {}
     found |= mapping(results.get("versions"))
-    found |= {f"measure {name}": f"version {number}" for name, number in mapping(results.get("measures")).items()}
+    found |= {
+        f"measure {name}": f"version {number}" for name, number in mapping(results.get("measures")).items()
+    }
     git = mapping(results.get("git"))
     if git:
         found["git commit"] = f"{git.get('commit')}{', with changed files' if git.get('dirty') else ''}"

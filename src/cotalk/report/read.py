@@ -112,7 +112,11 @@ class Study:
     @property
     def comparisons(self) -> list[Json]:
         rows = self.results.get("comparisons")
-        return [row for row in rows if isinstance(row, dict) and row.get("sentence")] if isinstance(rows, list) else []
+        return (
+            [row for row in rows if isinstance(row, dict) and row.get("sentence")]
+            if isinstance(rows, list)
+            else []
+        )
 
     @property
     def arms(self) -> list[Condition]:
@@ -196,7 +200,7 @@ def _conditions(table: Json) -> dict[str, Condition]:
     for name in sorted(table, key=_place):
         entry = mapping(table[name])
         label = words.shown(str(entry.get("label") or words.condition_label(name)), 80)
-        label = label if label not in labels else f"{label} ({name})"
+        label = label if label not in labels else words.shown(f"{label} ({name})", 160)
         labels.add(label)
         conditions[name] = Condition(
             name=name,

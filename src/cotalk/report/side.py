@@ -33,18 +33,34 @@ def named(directories: Sequence[Path]) -> dict[str, Study]:
         given = " ".join(map(str, directories))
         raise BadInput(f"report was given {given}; expected each study once")
     studies = [read_study(path) for path in directories]
-    names = [study.name for study in studies]
-    told = [words.shown(name if names.count(name) == 1 else str(study.directory), 60) for name, study in zip(names, studies)]
-    return dict(zip(told, studies))
+    for told in (
+        [study.name for study in studies],
+        [study.directory.resolve().name for study in studies],
+        [str(study.directory) for study in studies],
+    ):
+        if len(set(told)) == len(told):
+            break
+    return {words.shown(name, 60): study for name, study in zip(told, studies)}
 
 
 def render(studies: dict[str, Study], charts: ModuleType | None) -> str:
     """The page's HTML."""
     pictures = draw.side_by_side(studies, charts) if charts else {}
-    viewer = chat_data.show([each for name, study in studies.items() for each in chat_data.passes(study, f"{name}: ")])
+    chats = [each for name, study in studies.items() for each in chat_data.passes(study, f"{name}: ")]
+    viewer = chat_data.show(chats)
+    if "heldout" in viewer["start"]:  # the first study's trained team beside the last one's
+        last = chat_data.show([each for each in chats if each.id.startswith(f"{list(studies)[-1]}: ")])[
+            "start"
+        ]
+        viewer["start"]["heldout"] = [
+            viewer["start"]["heldout"][1],
+            last.get("heldout", viewer["start"]["heldout"])[1],
+        ]
     conditions = {name: each.label for study in studies.values() for name, each in study.conditions.items()}
     placed = {part: [page.placed(each, charts) for each in drawn] for part, drawn in pictures.items()}
-    drawn = {name for name, study in studies.items() if any(draw.has_bar(c) for c in study.conditions.values())}
+    drawn = {
+        name for name, study in studies.items() if any(draw.has_bar(c) for c in study.conditions.values())
+    }
     sections = [
         (anchor, title)
         for anchor, title in SECTIONS.items()
@@ -58,7 +74,9 @@ def render(studies: dict[str, Study], charts: ModuleType | None) -> str:
         [each for many in pictures.values() for each in many],
         viewer,
         studies=studies,
-        verdicts=[(name, page.verdict(study.comparisons[0])) for name, study in studies.items() if study.comparisons],
+        verdicts=[
+            (name, page.verdict(study.comparisons[0])) for name, study in studies.items() if study.comparisons
+        ],
         alerts=[f"{name}: {alert}" for name, study in studies.items() for alert in page.alerts_of(study)],
         why=[page.stale_parts(study) for study in studies.values()],
         conditions=conditions,
@@ -72,11 +90,16 @@ def render(studies: dict[str, Study], charts: ModuleType | None) -> str:
 
 def _about(studies: dict[str, Study]) -> list[tuple[str, list[str]]]:
     """Cost, checks and pins: a row each, a cell a study."""
-    tiles = [{name: f"{value} {more}" for name, value, more in page.tiles_of(study, None)} for study in studies.values()]
+    tiles = [
+        {name: f"{value} {more}" for name, value, more in page.tiles_of(study, None)}
+        for study in studies.values()
+    ]
     rows = list(dict.fromkeys(name for each in tiles for name in each if name != "Price"))
     found = [(row, [each.get(row, "–") for each in tiles]) for row in rows]
     counted = [checks.counts(page.checks_of(study)) for study in studies.values()]
-    found.append(("Checks", [", ".join(f"{n} {result}" for result, n in each.items()) or "–" for each in counted]))
+    found.append(
+        ("Checks", [", ".join(f"{n} {result}" for result, n in each.items()) or "–" for each in counted])
+    )
     pins = [dict(page.pins_of(study)) for study in studies.values()]
     for key in dict.fromkeys(key for each in pins for key in each):
         found.append((key, [each.get(key, "–") for each in pins]))

@@ -121,6 +121,7 @@ function cotalkViewer(root, data, options = {}) {
     }
     const names = taskNames();
     if (!names.includes(state.task)) state.task = names.find(matches) || names[0] || "";
+    else if (!matches(state.task)) state.task = names.find(matches) || state.task;
   }
 
   // --- the address ---

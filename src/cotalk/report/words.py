@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -98,16 +97,6 @@ def verdict(sentence: str) -> tuple[str, str]:
     """
     says, bracket, stands_on = sentence.partition(" (")
     return says[:1].upper() + says[1:], bracket.strip() + stands_on
-
-
-def command(study: str, config: Any) -> str:
-    """What to type to make this study again."""
-    if study in ("", "quickstart"):
-        return "cotalk quickstart"
-    settings = config if isinstance(config, dict) else {}
-    run = settings.get("run")
-    base = settings.get("base") or (run.get("base") if isinstance(run, dict) else None)
-    return f"cotalk study {shlex.quote(study)}" + (f" --base {shlex.quote(str(base))}" if base else "")
 
 
 def settings(value: Any, prefix: str = "") -> list[tuple[str, str]]:
