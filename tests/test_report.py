@@ -264,6 +264,12 @@ def drawn(study: Path) -> Page:
     return Page(report(study))
 
 
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without charts, for tests of words: drawing takes seconds."""
+    monkeypatch.setattr(module, "load_charts", lambda: None)
+
+
 # --- what it says ---------------------------------------------------------------------------------------------
 
 
@@ -315,7 +321,7 @@ def test_every_part_that_is_promised_is_on_the_page(drawn: Page) -> None:
     )
 
 
-def test_the_price_is_told_where_the_price_of_an_hour_is_given(tmp_path: Path) -> None:
+def test_the_price_is_told_where_the_price_of_an_hour_is_given(tmp_path: Path, plain: None) -> None:
     write_study(tmp_path, tasks=2)
     assert "Price not given" in Page(report(tmp_path)).text
     # 384 s at 30 an hour: 384 / 3600 * 30 = 3.20
@@ -333,7 +339,7 @@ def test_the_command_is_the_shipped_study_s_only_where_its_settings_are_the_same
         assert page.command(read_study(tmp_path)) == words
 
 
-def test_values_of_another_version_of_a_measure_are_never_shown_as_fresh(tmp_path: Path) -> None:
+def test_values_of_another_version_of_a_measure_are_never_shown_as_fresh(tmp_path: Path, plain: None) -> None:
     fresh = Page(report(write_study(tmp_path / "fresh", tasks=2)))
     assert "not up to date" not in fresh.text.lower()
     stale = RESULTS | {"measures": {"grade": 1, "talk": 1, "intervals": 2}}
@@ -348,7 +354,7 @@ def test_values_of_another_version_of_a_measure_are_never_shown_as_fresh(tmp_pat
     )
 
 
-def test_failed_runs_are_told_at_the_top(tmp_path: Path) -> None:
+def test_failed_runs_are_told_at_the_top(tmp_path: Path, plain: None) -> None:
     text = Page(
         report(write_study(tmp_path, RESULTS | {"failed": {"open-18": "out of memory"}}, tasks=2))
     ).text
@@ -514,7 +520,7 @@ def test_strange_numbers_do_not_stop_the_page(tmp_path: Path) -> None:
     assert "not measured" in text
 
 
-def test_half_written_lines_are_skipped(tmp_path: Path) -> None:
+def test_half_written_lines_are_skipped(tmp_path: Path, plain: None) -> None:
     torn, whole = write_study(tmp_path / "torn", tasks=3), write_study(tmp_path / "whole", tasks=3)
     for path in [*torn.glob("runs/*/*.jsonl"), *torn.glob("scores/*/*.jsonl")]:
         path.write_bytes(path.read_bytes() + b'{"step": 51, "rew\n[1, 2]\n\xff\xfe\n{"step": 52, "task": ')
@@ -593,7 +599,9 @@ def test_several_studies_stand_side_by_side_and_what_differs_is_listed(tmp_path:
     assert left.startswith("quickstart: trained_open/") and right.startswith("longer: trained_open/")
 
 
-def test_studies_of_one_name_are_told_apart_and_one_given_twice_is_refused(tmp_path: Path) -> None:
+def test_studies_of_one_name_are_told_apart_and_one_given_twice_is_refused(
+    tmp_path: Path, plain: None
+) -> None:
     paths = [write_study(tmp_path / name, tasks=2) for name in ("first", "second")]
     assert "first , second side by side" in Page(module.side_by_side(paths, tmp_path / "both.html")).text
     with pytest.raises(BadInput, match="each study once"):

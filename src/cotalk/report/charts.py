@@ -65,11 +65,11 @@ def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False
     y = _band(shown)
     x_scale = alt.Scale(domain=[0, 100], nice=False)
     x = alt.X("mean:Q", title="problems solved out of 100", scale=x_scale, axis=_axis([0, 25, 50, 75, 100]))
-    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    base = _of(shown).encode(y=y)
     color, opacity = alt.Color("color:N", scale=None), alt.Opacity("opacity:Q", scale=None)
     track = base.mark_bar(fill=GRID, opacity=0.35, size=15, yOffset=down, aria=False)
     layers: list[alt.Chart] = [
-        track.encode(x=alt.X("zero:Q", scale=x_scale), x2="full:Q"),
+        track.encode(x=alt.X("zero:Q", scale=x_scale), x2=alt.X2("full:Q")),
         base.mark_bar(aria=False, size=15, yOffset=down).encode(x=x, color=color, opacity=opacity),
     ]
     layers += _whiskers([row for row in shown if row["low"] is not None], y, x_scale, down)
@@ -77,8 +77,13 @@ def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False
     layers += _seed_dots(shown, y, x_scale, down)
     layers += _columns(shown, y, narrow)
     layers.append(  # the whole row answers to the pointer
-        base.mark_bar(fillOpacity=0, tooltip=True).encode(
-            x=alt.X("zero:Q", scale=x_scale), x2="full:Q", description="hover:N", tooltip="hover:N"
+        base.mark_bar(
+            fillOpacity=0,
+        ).encode(
+            x=alt.X("zero:Q", scale=x_scale),
+            x2=alt.X2("full:Q"),
+            description=alt.Description("hover:N"),
+            tooltip=alt.Tooltip("hover:N"),
         )
     )
     layers += _seed_dots(shown, y, x_scale, down, answers=True)
@@ -104,17 +109,17 @@ def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.Top
         for row in shown
         if row["before"] and row["after"]
     ]
-    ribbon = alt.Chart(alt.Data(values=both)).mark_bar(size=4, opacity=0.3, aria=False)
+    ribbon = _of(both).mark_bar(size=4, opacity=0.3, aria=False)
     layers: list[alt.Chart] = [
         ribbon.encode(
-            y=y, x=alt.X("from:Q", scale=scale, title=None, axis=axis), x2="to:Q",
+            y=y, x=alt.X("from:Q", scale=scale, title=None, axis=axis), x2=alt.X2("to:Q"),
             color=alt.Color("color:N", scale=None),
         )
     ]  # fmt: skip
     for side, down in (("before", -5), ("after", 5)):
         points = [row[side] | {"label": row["label"], "color": row["color"]} for row in shown if row[side]]
         layers += _whiskers([point for point in points if point["low"] is not None], y, scale, down, cap=6)
-        dot = alt.Chart(alt.Data(values=points)).mark_point(
+        dot = _of(points).mark_point(
             filled=True, size=70, strokeWidth=2, opacity=1, yOffset=down, shape="circle"
         )
         color = alt.Color("color:N", scale=None)
@@ -125,8 +130,8 @@ def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.Top
                 y=y,
                 x=place,
                 stroke=alt.Stroke("color:N", scale=None),
-                description="hover:N",
-                tooltip="hover:N",
+                description=alt.Description("hover:N"),
+                tooltip=alt.Tooltip("hover:N"),
                 **look,
             )
         )
@@ -155,18 +160,18 @@ def curves(
     dash = alt.StrokeDash("arm:N", legend=legend, scale=alt.Scale(domain=names, range=dashes))
     y_scale = alt.Scale(domain=[0, 1]) if share else alt.Scale(zero=True)
     steps = alt.Axis(tickCount=6, grid=False, domainColor=GRID, ticks=False, tickMinStep=1, format="d")
-    base = alt.Chart(alt.Data(values=points)).encode(
+    base = _of(points).encode(
         x=alt.X("step:Q", title="step", axis=steps),
         y=alt.Y("value:Q", title=None, scale=y_scale, axis=alt.Axis(tickCount=5, domain=False, ticks=False)),
         color=color,
-        detail="run:N",
+        detail=alt.Detail("run:N"),
     )
     thin = base.transform_filter("datum.kind == 'run'").mark_line(strokeWidth=1.2, opacity=0.55, aria=False)
     thick = base.transform_filter("datum.kind == 'mean'").mark_line(strokeWidth=2.8, aria=False)
     layers = [thin, thick.encode(strokeDash=dash)]
     if not still:
         near = base.mark_point(size=60, opacity=0, filled=True)
-        layers.append(near.encode(tooltip="hover:N", description="hover:N"))
+        layers.append(near.encode(tooltip=alt.Tooltip("hover:N"), description=alt.Description("hover:N")))
     return _sized(alt.layer(*layers), width, 160, _title(title))
 
 
@@ -179,7 +184,7 @@ def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False)
     down = 12 if narrow else 0
     y = _band(shown)
     scale = alt.Scale(domain=[0, 100], nice=False)
-    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    base = _of(shown).encode(y=y)
     x = alt.X("mean:Q", title="problems solved out of 100", scale=scale, axis=_axis([0, 25, 50, 75, 100]))
     dots = [dot | {"label": row["label"], "color": row["color"]} for row in shown for dot in row["dots"]]
     names = list(dict.fromkeys(dot["seed"] for dot in dots))
@@ -189,17 +194,20 @@ def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False)
     )
     layers: list[alt.Chart] = [
         base.mark_bar(fill=GRID, opacity=0.4, size=2, yOffset=down).encode(
-            x=alt.X("zero:Q", scale=scale), x2="full:Q"
+            x=alt.X("zero:Q", scale=scale), x2=alt.X2("full:Q")
         ),
         *_whiskers([row for row in shown if row["low"] is not None], y, scale, down + 12),
         base.mark_tick(thickness=3, size=16, yOffset=down + 12, opacity=1).encode(
-            x=x, color=alt.Color("color:N", scale=None), description="hover:N", tooltip="hover:N"
+            x=x,
+            color=alt.Color("color:N", scale=None),
+            description=alt.Description("hover:N"),
+            tooltip=alt.Tooltip("hover:N"),
         ),
         *_level_lines(lines, scale, 300 if narrow else 600),
         *_columns(shown, y, narrow),
     ]
     for index, name in enumerate(names):  # each seed a little lower, so that equal scores do not hide
-        mark = alt.Chart(alt.Data(values=[dot for dot in dots if dot["seed"] == name])).mark_point(
+        mark = _of([dot for dot in dots if dot["seed"] == name]).mark_point(
             filled=True, size=80, opacity=1, stroke=PAPER, strokeWidth=1,
             yOffset=down - 14 + index * min(6, 18 / len(names)),
         )  # fmt: skip
@@ -207,7 +215,7 @@ def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False)
             mark.encode(
                 y=y, x=alt.X("value:Q", scale=scale), fill=alt.Fill("color:N", scale=None),
                 shape=alt.Shape("seed:N", scale=alt.Scale(domain=names, range=shapes), legend=legend),
-                description="hover:N", tooltip="hover:N",
+                description=alt.Description("hover:N"), tooltip=alt.Tooltip("hover:N"),
             )
         )  # fmt: skip
     return _sized(alt.layer(*layers), width, len(rows) * (64 if narrow else 50))
@@ -225,7 +233,7 @@ def differences(
     y = _band(shown)
     ends = [row[key] for row in rows for key in ("low", "high", "mean") if row[key] is not None]
     scale = alt.Scale(domain=[min([*ends, -10]), max([*ends, 10])], nice=True)
-    base = alt.Chart(alt.Data(values=shown)).encode(y=y)
+    base = _of(shown).encode(y=y)
     band = [row | {"from": -row["noise"], "to": row["noise"]} for row in shown if row["noise"]]
     color = alt.Color("color:N", scale=None)
     x = alt.X(
@@ -235,10 +243,10 @@ def differences(
         axis=alt.Axis(tickCount=4 if narrow else 6, domain=False, ticks=False),
     )
     layers: list[alt.Chart] = [
-        alt.Chart(alt.Data(values=band))
+        _of(band)
         .mark_bar(fill=GRID, opacity=0.7, size=22, yOffset=down, aria=False)
-        .encode(y=y, x=alt.X("from:Q", scale=scale), x2="to:Q"),
-        alt.Chart(alt.Data(values=[{"at": 0}]))
+        .encode(y=y, x=alt.X("from:Q", scale=scale), x2=alt.X2("to:Q")),
+        _of([{"at": 0}])
         .mark_rule(color=SOFT, strokeWidth=1.5, aria=False)
         .encode(x=alt.X("at:Q", scale=scale)),
     ]
@@ -246,7 +254,9 @@ def differences(
         layers.append(base.mark_bar(size=14, opacity=0.75, yOffset=down, aria=False).encode(x=x, color=color))
     layers += _whiskers([row for row in shown if row["low"] is not None], y, scale, down)
     dot = base.mark_point(filled=True, size=80, opacity=0 if bars else 1, shape="diamond", yOffset=down)
-    layers.append(dot.encode(x=x, color=color, description="hover:N", tooltip="hover:N"))
+    layers.append(
+        dot.encode(x=x, color=color, description=alt.Description("hover:N"), tooltip=alt.Tooltip("hover:N"))
+    )
     layers += _columns(shown, y, narrow)
     return _sized(alt.layer(*layers), width, len(rows) * (48 if narrow else 42))
 
@@ -256,7 +266,7 @@ def heat(title: str, rows: list[Row], order: Sequence[str], across: Sequence[str
 
     rows: down, across, mean, value, hover. order: of the rows; across: of the columns.
     """
-    base = alt.Chart(alt.Data(values=rows)).encode(
+    base = _of(rows).encode(
         y=alt.Y("down:N", sort=list(order), title="who sits as A", axis=_names(160)),
         x=alt.X(
             "across:N",
@@ -267,15 +277,20 @@ def heat(title: str, rows: list[Row], order: Sequence[str], across: Sequence[str
     )
     cells = base.mark_rect(fill=BLUE, stroke=PAPER, strokeWidth=1).encode(
         fillOpacity=alt.FillOpacity("mean:Q", scale=alt.Scale(domain=[0, 1], range=[0.05, 1]), legend=None),
-        description="hover:N",
-        tooltip="hover:N",
+        description=alt.Description("hover:N"),
+        tooltip=alt.Tooltip("hover:N"),
     )
     ink = alt.condition("datum.mean > 0.55", alt.value(PAPER), alt.value(INK))
-    numbers = base.mark_text(fontSize=11, aria=False).encode(text="value:N", color=ink)
+    numbers = base.mark_text(fontSize=11, aria=False).encode(text=alt.Text("value:N"), color=ink)
     return _sized(alt.layer(cells, numbers), width, 30 * len(order), _title(title))
 
 
 # --- their parts --------------------------------------------------------------------------------------------
+
+
+def _of(rows: Sequence[Row]) -> alt.Chart:
+    """An empty chart of these rows. A tuple: altair copies a list at every step."""
+    return alt.Chart(alt.Data(values=tuple(rows)))
 
 
 def _sized(chart: Any, width: Width, height: float, title: Any = None) -> Any:
@@ -310,20 +325,23 @@ def _columns(rows: list[Row], y: alt.Y, narrow: bool, gap: int = 12) -> list[alt
     bold: Row = {"fontWeight": "bold", "fontSize": 12.5, "aria": False}
     plain: Row = bold | {"fontWeight": "normal"}
     edge, start = alt.XValue("width"), alt.value(0)
-    base = alt.Chart(alt.Data(values=rows)).encode(y=y)
+    base = _of(rows).encode(y=y)
     if narrow:
         behind = base.mark_bar(fill=PAPER, size=15, yOffset=-11, x2Offset=-40, aria=False)
         layers = [behind.encode(x=edge, x2=alt.X2Value("width"))]
         for look in ({"stroke": PAPER, "strokeWidth": 4}, {"color": INK}):  # a halo, since lines cross here
             name = base.mark_text(align="left", yOffset=-11, **plain, **look)
             value = base.mark_text(align="right", yOffset=-11, **bold, **look)
-            layers += [name.encode(x=start, text="name:N"), value.encode(x=edge, text="value:N")]
+            layers += [
+                name.encode(x=start, text=alt.Text("name:N")),
+                value.encode(x=edge, text=alt.Text("value:N")),
+            ]
         return layers
-    value = base.mark_text(align="left", dx=gap, color=INK, **bold).encode(x=edge, text="value:N")
+    value = base.mark_text(align="left", dx=gap, color=INK, **bold).encode(x=edge, text=alt.Text("value:N"))
     interval = base.mark_text(align="left", dx=gap + 40, fontSize=11.5, color=SOFT, aria=False)
-    layers = [value, interval.encode(x=edge, text="interval:N")]
+    layers = [value, interval.encode(x=edge, text=alt.Text("interval:N"))]
     for lines in sorted({row["lines"] for row in rows}):  # in the middle of its place, however many lines
-        some = alt.Chart(alt.Data(values=[row for row in rows if row["lines"] == lines])).encode(y=y)
+        some = _of([row for row in rows if row["lines"] == lines]).encode(y=y)
         name = some.mark_text(align="right", dx=-10, dy=-7.5 * (lines - 1), lineHeight=15, color=INK, **plain)
         layers.append(name.encode(x=start, text=alt.Text("name:N")))
     return layers
@@ -342,11 +360,11 @@ def _labelled(rows: list[Row], width: int, most: int) -> list[Row]:
 
 def _whiskers(rows: list[Row], y: alt.Y, scale: alt.Scale, down: float, cap: int = 9) -> list[alt.Chart]:
     """A rule from `low` to `high` with a short cap at each end."""
-    base = alt.Chart(alt.Data(values=rows)).encode(y=y)
+    base = _of(rows).encode(y=y)
     tick = base.mark_tick(thickness=1.5, size=cap, color=INK, aria=False, opacity=1, yOffset=down)
     rule = base.mark_rule(color=INK, strokeWidth=1.5, aria=False, yOffset=down, y2Offset=down)
     low, high = alt.X("low:Q", scale=scale), alt.X("high:Q", scale=scale)
-    return [rule.encode(x=low, x2="high:Q"), tick.encode(x=low), tick.encode(x=high)]
+    return [rule.encode(x=low, x2=alt.X2("high:Q")), tick.encode(x=low), tick.encode(x=high)]
 
 
 def _seed_dots(
@@ -361,11 +379,13 @@ def _seed_dots(
     for index in range(most):
         dots = [bar["dots"][index] | {"label": bar["label"]} for bar in bars if index < len(bar["dots"])]
         offset = down + (index - (most - 1) / 2) * min(5, 14 / most)
-        mark = alt.Chart(alt.Data(values=dots)).mark_point(
+        mark = _of(dots).mark_point(
             filled=True, size=110 if answers else 38, fill=PAPER, stroke=INK, strokeWidth=1.4,
             opacity=0 if answers else 1, yOffset=offset, aria=answers,
         )  # fmt: skip
-        told: Row = {"description": "hover:N", "tooltip": "hover:N"} if answers else {}
+        told: Row = (
+            {"description": alt.Description("hover:N"), "tooltip": alt.Tooltip("hover:N")} if answers else {}
+        )
         layers.append(mark.encode(y=y, x=alt.X("value:Q", scale=scale), **told))
     return layers
 
@@ -375,15 +395,15 @@ def _level_lines(lines: list[Row], scale: alt.Scale, width: float) -> list[alt.C
     layers = []
     collide = len(lines) > 1 and abs(lines[0]["mean"] - lines[1]["mean"]) * width / 100 < 180
     for index, line in enumerate(lines):
-        base = alt.Chart(alt.Data(values=[line])).encode(x=alt.X("mean:Q", scale=scale))
+        base = _of([line]).encode(x=alt.X("mean:Q", scale=scale))
         rule = base.mark_rule(color=SOFT, strokeDash=[4, 3], strokeWidth=1.5)
-        layers.append(rule.encode(description="hover:N", tooltip="hover:N"))
+        layers.append(rule.encode(description=alt.Description("hover:N"), tooltip=alt.Tooltip("hover:N")))
         right = line["mean"] > 50
         name = base.mark_text(
             color=SOFT, fontSize=12, baseline="bottom", align="right" if right else "left", dx=4 if right else -4,
             dy=-4 - 15 * index * collide, aria=False,
         )  # fmt: skip
-        layers.append(name.encode(y=alt.value(0), text="label:N"))
+        layers.append(name.encode(y=alt.value(0), text=alt.Text("label:N")))
     return layers
 
 
