@@ -8,11 +8,14 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from cotalk import cli
 from cotalk import report as module
 from cotalk.errors import BadInput
 from cotalk.report import draw, figures, page, report
@@ -606,3 +609,43 @@ def test_studies_of_one_name_are_told_apart_and_one_given_twice_is_refused(
     assert "first , second side by side" in Page(module.side_by_side(paths, tmp_path / "both.html")).text
     with pytest.raises(BadInput, match="each study once"):
         module.side_by_side([paths[0], paths[0]], tmp_path / "both.html")
+
+
+# --- the command ----------------------------------------------------------------------------------------------
+
+
+def cotalk(*arguments: str | Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "cotalk.cli", "report", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_writes_report_figures_and_a_page_of_several_studies(tmp_path: Path) -> None:
+    pytest.importorskip("cotalk.report.charts")
+    paths = [write_study(tmp_path / name, tasks=2) for name in ("first", "second")]
+    done = cotalk(paths[0], "--figures", "--price", "3")
+    assert done.returncode == 0, done.stderr
+    assert (paths[0] / "report.html").is_file() and (paths[0] / "figures" / "solved.png").is_file()
+    done = cotalk(*paths, "--out", tmp_path / "both.html")
+    assert done.returncode == 0 and "both.html" in done.stdout.replace("\n", ""), done.stderr
+    assert (tmp_path / "both.html").is_file() and not (paths[1] / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "expected a study's directory"),
+        (("nowhere",), "expected the directory of a study"),
+        (("a", "--out", "x.html"), "--out x.html with one study"),
+        (("a", "b", "--price", "3"), "--price with several studies"),
+    ],
+)
+def test_what_was_typed_wrong_is_told_and_ends_with_2(
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple,
+    told: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", *arguments]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -52,7 +52,7 @@ function cotalkViewer(root, data, options = {}) {
     return element;
   }
 
-  const TITLES = { "+": "follows by one operation from what was known", "!": "invented: in no hand, and follows from nothing known", "?": "in the question: everybody knows it" };
+  const TITLES = { "+": "follows: one operation away from known numbers", "!": "invented: in no hand, and not one operation away from known numbers", "?": "in the question: everybody knows it" };
 
   function number(words, tag) {
     const kind = { "+": "derived", "!": "invented", "?": "asked" }[tag];
