@@ -212,6 +212,13 @@ def test_hostile_text_shows_as_text(tab, tmp_path: Path) -> None:
     assert is_quiet(found)
 
 
+def test_without_script_every_chart_is_a_still_picture(tab, study: Path) -> None:
+    found = tab(java_script_enabled=False)
+    found.page.goto((study / "report.html").resolve().as_uri())
+    assert found.page.locator("noscript svg").count() == found.page.locator(".chart[data-chart]").count()
+    assert all(each.bounding_box()["height"] > 50 for each in found.page.locator("noscript svg").all())
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_usable_at_400_pixels(tab, study: Path, scheme: str) -> None:
     found = opened(tab, study, viewport={"width": 400, "height": 800}, color_scheme=scheme)

@@ -361,7 +361,9 @@ def _run(study: Any, out: Path, workers: int) -> int:
     with Live(study, console) as live:
         document = run_study(study, out, workers or None, live)
     console.print(results.table(document))
-    console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
+    with console.status("writing the report"):
+        page = report.report(out)
+    console.print(f"wrote {out / 'results.json'}, {page}", highlight=False)
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
         raise RunFailed(

@@ -181,7 +181,7 @@ def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False)
     rows: label, color, mean, low, high, value, interval, hover, dots (each value, seed, hover).
     """
     shown = [row | {"zero": 0, "full": 100} for row in _labelled(rows, 42 if narrow else 26, 3 - 2 * narrow)]
-    down = 12 if narrow else 0
+    down = 16 if narrow else 0
     y = _band(shown)
     scale = alt.Scale(domain=[0, 100], nice=False)
     base = _of(shown).encode(y=y)
@@ -218,17 +218,17 @@ def seeds(rows: list[Row], lines: list[Row], width: Width, narrow: bool = False)
                 description=alt.Description("hover:N"), tooltip=alt.Tooltip("hover:N"),
             )
         )  # fmt: skip
-    return _sized(alt.layer(*layers), width, len(rows) * (64 if narrow else 50))
+    return _sized(alt.layer(*layers), width, len(rows) * (74 if narrow else 50))
 
 
 def differences(
     rows: list[Row], axis: str, width: Width, bars: bool = False, narrow: bool = False
 ) -> alt.TopLevelMixin:
-    """Differences in points with their whiskers around a line at 0; a grey band where noise alone reaches.
+    """Differences in points with their whiskers around a line at 0; a grey band where evaluating again alone reaches.
 
     rows: label, mean, low, high, noise (None: unknown), color, value, interval, hover. bars: drawn from 0.
     """
-    shown = _labelled(rows, 44 if narrow else 40, 3 - 2 * narrow)
+    shown = _labelled(rows, 48 if narrow else 40, 3 - 2 * narrow)
     down = 10 if narrow else 0
     y = _band(shown)
     ends = [row[key] for row in rows for key in ("low", "high", "mean") if row[key] is not None]
@@ -302,7 +302,7 @@ def _sized(chart: Any, width: Width, height: float, title: Any = None) -> Any:
 
 def _title(title: str, subtitle: str = "") -> alt.TitleParams:
     more: Row = {"subtitle": subtitle, "subtitleColor": SOFT, "subtitleFontSize": 12} if subtitle else {}
-    return alt.TitleParams(title, anchor="start", frame="group", offset=8, **more)
+    return alt.TitleParams(title, anchor="start", offset=8, **more)
 
 
 def _axis(values: Sequence[float], form: str | None = None) -> alt.Axis:
