@@ -34,8 +34,9 @@ INK, SOFT, GRID, PAPER = "#1c2127", "#5b6570", "#d9dee4", "#ffffff"
 FONT = "Liberation Sans"  # bundled with vl-convert; Arial and Helvetica are as wide
 PAGE_FONT = "-apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 BLUE, ORANGE, GREEN, PINK, GOLD = "#0072b2", "#d55e00", "#009e73", "#b8548f", "#a07800"
-OTHER_COLORS = (GREEN, PINK, GOLD)  # arms that are neither "open" nor "closed", in order
-DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4])
+VIOLET, SLATE = "#6a4fc3", "#5a6f7c"
+OTHER_COLORS = (GREEN, PINK, GOLD, VIOLET, SLATE)  # arms that are neither "open" nor "closed", in order
+DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [12, 4], [4, 2, 1, 2], [10, 2, 2, 2, 2, 2])
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 CSS_VARIABLES = {
     PAPER: "var(--paper)",
@@ -47,6 +48,8 @@ CSS_VARIABLES = {
     GREEN: "var(--green)",
     PINK: "var(--pink)",
     GOLD: "var(--gold)",
+    VIOLET: "var(--violet)",
+    SLATE: "var(--slate)",
 }
 SVG = "http://www.w3.org/2000/svg"
 
@@ -87,7 +90,7 @@ def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False
         )
     )
     layers += _seed_dots(shown, y, x_scale, down, answers=True)
-    return _sized(alt.layer(*layers), width, len(bars) * (46 if narrow else 34))
+    return _sized(alt.layer(*layers), width, len(bars) * (46 if narrow else 34 if len(bars) < 10 else 25))
 
 
 def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.TopLevelMixin:
@@ -359,12 +362,14 @@ def _labelled(rows: list[Row], width: int, most: int) -> list[Row]:
 
 
 def _whiskers(rows: list[Row], y: alt.Y, scale: alt.Scale, down: float, cap: int = 9) -> list[alt.Chart]:
-    """A rule from `low` to `high` with a short cap at each end."""
+    """A rule from `low` to `high` with a short cap at each end, on a pale ground, so that it shows on any bar."""
     base = _of(rows).encode(y=y)
-    tick = base.mark_tick(thickness=1.5, size=cap, color=INK, aria=False, opacity=1, yOffset=down)
-    rule = base.mark_rule(color=INK, strokeWidth=1.5, aria=False, yOffset=down, y2Offset=down)
     low, high = alt.X("low:Q", scale=scale), alt.X("high:Q", scale=scale)
-    return [rule.encode(x=low, x2=alt.X2("high:Q")), tick.encode(x=low), tick.encode(x=high)]
+    ground = base.mark_rule(color=PAPER, strokeWidth=5, opacity=0.6, aria=False, yOffset=down, y2Offset=down)
+    rule = base.mark_rule(color=INK, strokeWidth=1.5, aria=False, yOffset=down, y2Offset=down)
+    tick = base.mark_tick(thickness=1.5, size=cap, color=INK, aria=False, opacity=1, yOffset=down)
+    lines = [each.encode(x=low, x2=alt.X2("high:Q")) for each in (ground, rule)]
+    return [*lines, tick.encode(x=low), tick.encode(x=high)]
 
 
 def _seed_dots(

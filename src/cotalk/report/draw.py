@@ -234,8 +234,9 @@ def _seeds(rows: list[Json], levels: list[Json], charts: ModuleType) -> Picture:
 
 
 def _method_label(study: Study, arm: Condition) -> str:
-    """open: grpo."""
-    return shown(f"{arm.arm}: {study.setting(arm.arm, 'method') or 'method not recorded'}", 80)
+    """open: grpo; the arm alone where it has its method's name."""
+    method = study.setting(arm.arm, "method") or "method not recorded"
+    return shown(arm.arm if method == arm.arm else f"{arm.arm}: {method}", 80)
 
 
 # --- talk -------------------------------------------------------------------------------------------------------
@@ -354,8 +355,9 @@ def _point(arm: str, run: str, kind: str, step: float, value: float) -> Json:
 
 
 def run_arms(study: Study, colors: dict[str, str]) -> dict[str, str]:
-    """The arms that have curves, with their colours, in the order of their line styles."""
-    names = sorted({run.arm for run in study.runs}, key=list(colors).index)
+    """The arms that have curves, with their colours, in the order of their line styles: closed last."""
+    known = list(colors)
+    names = sorted({run.arm for run in study.runs}, key=lambda arm: (arm == "closed", known.index(arm)))
     return {shown(name, 40): colors[name] for name in names}
 
 

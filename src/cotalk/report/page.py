@@ -195,7 +195,7 @@ def _headline(study: Study) -> list[Json]:
     pair = [study.comparisons[0].get(side) for side in ("a", "b")] if study.comparisons else []
     arms = [arm for name in pair for arm in study.arms if arm.name == name] or study.arms[:1]
     return [
-        {"label": f"{arm.arm}, of 100: untrained → trained", "before": before.score, "after": arm.score}
+        {"arm": arm.arm, "before": before.score, "after": arm.score}
         for arm in arms
         if arm.score and (before := study.before(arm)) and before.score
     ]

@@ -197,7 +197,7 @@ def _conditions(table: Json) -> dict[str, Condition]:
     """Conditions in the order of the page: the four of the main comparison, other arms, partners, levels."""
     conditions: dict[str, Condition] = {}
     labels: set[str] = set()
-    for name in sorted(table, key=_place):
+    for name in sorted(table, key=_place):  # the sort is stable: within a place, the study's own order
         entry = mapping(table[name])
         label = words.shown(str(entry.get("label") or words.condition_label(name)), 80)
         label = label if label not in labels else words.shown(f"{label} ({name})", 160)
@@ -239,12 +239,12 @@ def read_rate(value: Any) -> Rate | None:
     )
 
 
-def _place(name: str) -> tuple[int, str]:
+def _place(name: str) -> int:
     if name in MAIN:
-        return MAIN.index(name), ""
+        return MAIN.index(name)
     if name in LEVELS:
-        return 90 + LEVELS.index(name), ""
-    return (20 if name.endswith("_base_b") else 21 if name.startswith("base_a_") else 10), name
+        return 90 + LEVELS.index(name)
+    return 20 if name.endswith("_base_b") else 21 if name.startswith("base_a_") else 10
 
 
 def _run(path: Path) -> RunCurves:
