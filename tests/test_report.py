@@ -89,15 +89,37 @@ RESULTS = {
     },
     "git": {"commit": "abcdef", "dirty": False},
 }  # fmt: skip
+
+
+def cell(a: str, b: str, own: float, partners: float) -> dict:
+    rates = {"A": rate(own, n=50), "B": rate(partners, n=50)}
+    return {"a": a, "b": b, "score": rate((own + partners) / 2, n=50), "per_seat": rates}
+
+
 CROSS_PLAY = {
-    "rows": ["open-17", "base"],
-    "columns": ["open-18", "base"],
+    "tasks": 50,
+    "chats": 1,
+    "players": [{"name": name, "kind": "run"} for name in ("open-17", "open-18", "base")],
     "cells": [
-        {"a": "open-17", "b": "open-18", "A": rate(0.8, n=50), "B": rate(0.7, n=50)},
-        {"a": "open-17", "b": "base", "A": rate(0.3, n=50), "B": rate(0.2, n=50)},
-        {"a": "base", "b": "base", "A": rate(0.1, n=50), "B": rate(0.1, n=50)},
+        cell("open-17", "open-18", 0.8, 0.7),
+        cell("open-17", "base", 0.3, 0.2),
+        cell("base", "base", 0.1, 0.1),
     ],
-    "sentence": "cross-play / self-play: 0.62",
+    "arms": {
+        "open": {
+            "self_play": rate(0.9, n=3, unit="seeds+tasks"),
+            "cross_seed": rate(0.75, n=3, unit="seeds"),
+            "ratio": rate(0.83, n=3, unit="seeds"),
+            "strangers": {
+                "base": {"A": rate(0.36, n=3, unit="seeds+tasks"), "of_ceiling": rate(0.9, n=3, unit="")}
+            },
+        }
+    },
+    "oracle": {"base": {"script": "teller", "heldout": rate(0.4, n=50)}},
+    "comparisons": [{"sentence": "host scores better than open: +0.2 (3 seeds).", "verdict": "helps"}],
+}
+RELIABILITY = {
+    "open": {"mean": 1.0, "low": 0.2924, "high": 1.0, "n": 3, "unit": "seeds", "threshold": 0.4925}
 }
 
 
@@ -257,7 +279,9 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_study(tmp_path_factory.mktemp("study"), RESULTS | {"cross_play": CROSS_PLAY})
+    return write_study(
+        tmp_path_factory.mktemp("study"), RESULTS | {"cross_play": CROSS_PLAY, "reliability": RELIABILITY}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +340,13 @@ def test_every_part_that_is_promised_is_on_the_page(drawn: Page) -> None:
         "abcdef",  # pins: git
         "run.lr 0.0015",
         "cotalk study study.toml",  # this study's settings are no shipped study's
-        "cross-play / self-play: 0.62",
+        "50 tasks × 1 chats a cell",
+        "75.0 [72.0, 78.0] (n = 3 seeds)",  # across seeds
+        "0.83 [0.80, 0.86] (n = 3 seeds)",  # across / self
+        "36.0 [33.0, 39.0] (n = 3 seeds), 0.90 [0.87, 0.93] of the ceiling",
+        "base: 40.0 [37.0, 43.0] (n = 50 tasks), teller",
+        "Host scores better than open: +0.2 (3 seeds).",
+        "3 of 3 1.00 [0.29, 1.00]; above 49.2",
     ):
         assert words in drawn.text
     assert [attributes["id"] for attributes in drawn.tags("section") if "id" in attributes] == list(

@@ -283,7 +283,7 @@ def heat(title: str, rows: list[Row], order: Sequence[str], across: Sequence[str
         description=alt.Description("hover:N"),
         tooltip=alt.Tooltip("hover:N"),
     )
-    ink = alt.condition("datum.mean > 0.55", alt.value(PAPER), alt.value(INK))
+    ink = alt.condition("datum.mean > 0.78", alt.value(PAPER), alt.value(INK))
     numbers = base.mark_text(fontSize=11, aria=False).encode(text=alt.Text("value:N"), color=ink)
     return _sized(alt.layer(cells, numbers), width, 30 * len(order), _title(title))
 

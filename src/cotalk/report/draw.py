@@ -418,6 +418,7 @@ def side_arms(studies: dict[str, Study], charts: ModuleType) -> dict[str, str]:
 # --- knock-outs, cross-play -------------------------------------------------------------------------------------
 
 
+PLACES = ("down", "across")
 CHANGE = "change of the listener's score, out of 100"
 REPLACED = {"nothing": "nothing", "another": "another task's message", "base": "an untrained message"}
 
@@ -463,14 +464,23 @@ def knocked(effect: Json, color: str) -> Json | None:
 
 
 def _cross_play(study: Study, charts: ModuleType) -> Iterator[Picture]:
+    """One map for each seat's own answer; the team's score where seats are not told apart."""
     table = mapping(study.results.get("cross_play"))
-    cells = [cell for cell in table.get("cells") or [] if isinstance(cell, dict)]
-    down, across = ([shown(str(name), 40) for name in table.get(key) or []] for key in ("rows", "columns"))
-    for seat in ("score", "A", "B"):
-        rows = [row for cell in cells if (row := _cell(cell, seat))]
-        if rows and (seat != "score" or not any("A" in cell for cell in cells)):
-            what = "the team's score" if seat == "score" else f"{seat}'s own answer"
-            yield _map(seat, what, rows, down, across, charts)
+    players = [shown(str(mapping(player).get("name")), 40) for player in table.get("players") or []]
+    cells = [mapping(cell) for cell in table.get("cells") or []]
+    seats = list(dict.fromkeys(seat for cell in cells for seat in mapping(cell.get("per_seat"))))
+    for seat in seats or ["score"]:
+        rates = [
+            (cell, mapping(cell.get("per_seat")).get(seat) if seats else cell.get("score")) for cell in cells
+        ]
+        rows = [row for cell, rate in rates if (row := _cell(cell, read_rate(rate)))]
+        if rows:
+            down, across = (
+                [name for name in players if any(name == row[key] for row in rows)] for key in PLACES
+            )
+            yield _map(
+                seat, f"{seat}'s own answer" if seats else "the team's score", rows, down, across, charts
+            )
 
 
 def _map(
@@ -485,8 +495,7 @@ def _map(
     )
 
 
-def _cell(cell: Json, seat: str) -> Json | None:
-    rate = read_rate(cell.get(seat))
+def _cell(cell: Json, rate: Rate | None) -> Json | None:
     if rate is None:
         return None
     a, b = shown(str(cell.get("a")), 40), shown(str(cell.get("b")), 40)

@@ -27,7 +27,7 @@ from cotalk.errors import BadInput
 from cotalk.report import chats as chat_data
 from cotalk.report import draw, words
 from cotalk.report.draw import Picture
-from cotalk.report.read import Json, Rate, Study, is_number, mapping
+from cotalk.report.read import Json, Rate, Study, is_number, mapping, read_rate
 from cotalk.study import Study as ShippedStudy
 from cotalk.study import read_study as shipped_study
 
@@ -81,7 +81,8 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         talk_names=list(dict.fromkeys(name for c in study.conditions.values() for name in c.talk)),
         seats=list(dict.fromkeys(seat for c in study.conditions.values() for seat in c.per_seat)),
         knocked=[str(mapping(e).get("sentence") or "") for effects in causal.values() for e in effects or []],
-        cross_sentences=_cross_sentences(study),
+        cross=_cross_play(study),
+        reliability=_reliability(study),
         legend=legend(arms, charts),
         finals=_last_values(study),
         final_headings=[heading for heading, _ in draw.CURVES.values()],
@@ -230,11 +231,51 @@ def checks_of(study: Study) -> list[Check]:
         return []
 
 
-def _cross_sentences(study: Study) -> list[str]:
+def _cross_play(study: Study) -> Json:
+    """What a cross-play matrix says of each arm, as a table; the ceilings with strangers; the verdicts."""
     table = mapping(study.results.get("cross_play"))
-    many = table.get("sentences")
-    found = [table.get("sentence"), *(many if isinstance(many, list) else [])]
-    return [sentence for sentence in found if isinstance(sentence, str)]
+    arms = {str(arm): mapping(of) for arm, of in mapping(table.get("arms")).items()}
+    strangers = list(dict.fromkeys(name for of in arms.values() for name in mapping(of.get("strangers"))))
+    rows = []
+    for arm, of in arms.items():
+        cells = [_told(of.get(key)) for key in ("self_play", "cross_seed")]
+        cells.append(_told(of.get("ratio"), 1, 2))
+        for name in strangers:
+            met = mapping(mapping(of.get("strangers")).get(name))
+            ceiling = read_rate(met.get("of_ceiling"))
+            cells.append(_told(met.get("A")) + (f", {ceiling.words(1, 2)} of the ceiling" if ceiling else ""))
+        rows.append((arm, cells))
+    oracles = {str(name): mapping(each) for name, each in mapping(table.get("oracle")).items()}
+    return {
+        "size": f"{table.get('tasks')} tasks × {table.get('chats')} chats a cell"
+        if table.get("tasks")
+        else "",
+        "players": len(table.get("players") or []),
+        "headings": ["self-play", "across seeds", "across / self", *(f"A with {name}" for name in strangers)],
+        "rows": rows,
+        "oracles": [
+            f"{name}: {_told(each.get('heldout'))}, {each.get('script')}" for name, each in oracles.items()
+        ],
+        "verdicts": [verdict(row) for row in table.get("comparisons") or [] if mapping(row).get("sentence")],
+    }
+
+
+def _told(value: Any, scale: float = 100, digits: int = 1) -> str:
+    rate = read_rate(value)
+    return "–" if rate is None else f"{rate.words(scale, digits)} ({rate.counted})"
+
+
+def _reliability(study: Study) -> list[tuple[str, str, str]]:
+    """Of each arm: how many of its seeds learned, the share with its exact interval, the threshold."""
+    rows = []
+    for arm, of in mapping(study.results.get("reliability")).items():
+        rate = read_rate(of)
+        if rate and rate.n:
+            threshold = f"above {words.hundred(of['threshold'])}" if is_number(of.get("threshold")) else "–"
+            rows.append(
+                (str(arm), f"{round(rate.mean * rate.n)} of {rate.n}", f"{rate.words(1, 2)}; {threshold}")
+            )
+    return rows
 
 
 def _note_missing(study: Study, pictures: dict[str, list[Picture]], charts: ModuleType | None) -> None:
