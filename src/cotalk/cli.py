@@ -221,23 +221,44 @@ class CheckCommand:
 
 @dataclass
 class Report:
-    """Write a study's report.html again, and with --figures its charts as PNG and SVG.
+    """Write a study's report.html again, and with --figures its charts as PNG and SVG; of several studies, one page.
 
     Example: cotalk report runs/quickstart --figures
+
+    Side by side: cotalk report runs/a runs/b runs/c --out side-by-side.html
     """
 
-    study: tyro.conf.Positional[Path]
-    """A study's directory."""
+    studies: tyro.conf.Positional[tuple[Path, ...]]
+    """A study's directory, or several."""
     figures: bool = False
-    """Also write figures/*.png and *.svg."""
+    """Also write figures/*.png and *.svg of each study."""
+    price: float | None = None
+    """Of an hour of the device: the report tells what the study cost."""
+    out: Path | None = None
+    """Of several studies: the page to write; side-by-side.html if not given."""
 
     def __call__(self) -> int:
         from cotalk import report
 
-        console.print(f"wrote {report.report(self.study)}")
-        if self.figures:
-            for path in report.figures(self.study):
-                console.print(f"wrote {path}")
+        if not self.studies:
+            raise BadInput(
+                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart"
+            )
+        if len(self.studies) == 1 and self.out:
+            raise BadInput(
+                f"report was given --out {self.out} with one study; expected no --out: it is written beside it"
+            )
+        if len(self.studies) > 1 and self.price is not None:
+            raise BadInput("report was given --price with several studies; expected it with one")
+        with console.status("writing the report"):
+            if len(self.studies) > 1:
+                wrote = [report.side_by_side(self.studies, self.out or Path("side-by-side.html"))]
+            else:
+                wrote = [report.report(self.studies[0], self.price)]
+            if self.figures:
+                wrote += [path for study in self.studies for path in report.figures(study)]
+        for path in wrote:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
         return 0
 
 
@@ -353,7 +374,9 @@ def _run(study: Any, out: Path, workers: int) -> int:
         console.print(line, highlight=False)
     for part in crossplay.tables(document["cross_play"]) if "cross_play" in document else ():
         console.print(part)
-    console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
+    with console.status("writing the report"):
+        page = report.report(out)
+    console.print(f"wrote {out / 'results.json'}, {page}", highlight=False)
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
         raise RunFailed(
