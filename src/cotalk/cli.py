@@ -358,8 +358,8 @@ def _run(study: Any, out: Path, workers: int) -> int:
     from cotalk.plan import plan, show
 
     show(plan(study), console)
-    with Live(study, console) as live:
-        document = run_study(study, out, workers or None, live)
+    with Live(out, console):
+        document = run_study(study, out, workers or None)
     console.print(results.table(document))
     with console.status("writing the report"):
         page = report.report(out)
