@@ -254,6 +254,54 @@ class Report:
 
 
 @dataclass
+class ChatCommand:
+    """Take a seat: talk with a trained model on a held-out task, answer, and see how the untrained base would have.
+
+    Example: cotalk chat runs/quickstart/runs/open-17 --seat B
+
+    A script: printf 'I have 12.\\n30\\n' | cotalk chat runs/quickstart/runs/open-17 --seat B --json
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run's directory (also of one that is still training: its newest checkpoint plays)."""
+    seat: str = "B"
+    """Your seat."""
+    partner: str = ""
+    """Who plays the other seats: the run itself, base (untrained), or another run's directory."""
+    task: str = ""
+    """The id of a held-out task; drawn if not given."""
+    games: int = 0
+    """Tasks to play; 0: one, and a person at a terminal is asked for more."""
+    seed: int | None = None
+    """Of the order of tasks and the partner's sampling; by chance if not given (and then told)."""
+    json: bool = False
+    """One JSON event a line, one line of words a turn: for a script."""
+
+    def __call__(self) -> int:
+        import secrets
+
+        from cotalk.seat import Guest, JsonLines, Left, Terminal, sit
+
+        if self.games < 0:
+            raise BadInput(f"--games {self.games}: expected 0 or more")
+        shown = Console(stderr=True) if self.json else console
+        seed = secrets.randbelow(10_000) if self.seed is None else self.seed
+        if self.seed is None:
+            shown.print(
+                f"seed {seed} (the same tasks and partner again: --seed {seed})", style="dim", highlight=False
+            )
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+        guest: Guest = (
+            JsonLines(sys.stdin, sys.stdout, self.games) if self.json else Terminal(console, limit=self.games)
+        )
+        try:
+            sit(self.run, self.seat, guest, self.partner, self.task, seed)
+        except (Left, KeyboardInterrupt):
+            shown.print("You left the table.", style="dim")
+        return 0
+
+
+@dataclass
 class DealCommand:
     """Show how tasks are cut into facts and dealt to seats, and how many cannot be and why.
 
@@ -325,6 +373,7 @@ Command = Annotated[
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[CheckCommand, tyro.conf.subcommand("check")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[ChatCommand, tyro.conf.subcommand("chat")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]
     | Annotated[Selftest, tyro.conf.subcommand("selftest")],
