@@ -147,8 +147,9 @@ def test_a_study_is_told_from_its_first_moment_to_its_last(tmp_path: Path) -> No
     ]  # fmt: skip
 
     look = {"step": 0, "dev/score": 0.25, "dev/sends": 0.5}
-    write(out / "runs/open-17/metrics.jsonl", look, step(1), step(2, **{"groups/flat": 0.5}))
+    write(out / "runs/open-17/metrics.jsonl", look, step(1), step(2, chats=32, **{"groups/flat": 0.5}))
     run = only(out).runs[0]
+    assert (run.chats, run.dev_tasks) == (32, 16)
     assert (run.phase, run.step, run.reward, run.dev, run.pace) == ("training", 2, 0.2, 0.25, 2.0)
     assert run.tokens_per_second == 50.0  # 200 tokens in 4 seconds
     assert run.curves == {
@@ -232,7 +233,7 @@ def test_a_study_that_cannot_be_read_is_a_problem_of_its_own(tmp_path: Path) -> 
     bad, good, run, torn = Watch(tmp_path).look()
     assert "did you mean 'steps'" in bad.problem and bad.runs == ()
     assert good.problem == "" and len(good.runs) == 2
-    assert "expected a whole number" in run.problem and torn.problem
+    assert "expected whole numbers" in run.problem and torn.problem
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -254,6 +254,28 @@ class Report:
 
 
 @dataclass
+class View:
+    """Look at studies and runs in the browser, also while they run: progress, curves, chats. Read-only, this machine.
+
+    Example: cotalk view runs/quickstart
+    """
+
+    directory: tyro.conf.Positional[Path] = Path("runs")
+    """A study's directory, a run's, or one that holds some."""
+    port: int = 0
+    """To listen on, on 127.0.0.1; 0: a free one."""
+
+    def __call__(self) -> int:
+        from cotalk.serve import ADDRESS, listen
+
+        server = listen(self.directory, self.port)
+        print(f"http://{ADDRESS}:{server.effective_port}/", flush=True)
+        console.print("read-only, for this machine alone; Ctrl-C ends it", style="dim")
+        server.run()  # until Ctrl-C
+        return 0
+
+
+@dataclass
 class ChatCommand:
     """Take a seat: talk with a trained model on a held-out task, answer, and see how the untrained base would have.
 
@@ -373,6 +395,7 @@ Command = Annotated[
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[CheckCommand, tyro.conf.subcommand("check")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[View, tyro.conf.subcommand("view")]
     | Annotated[ChatCommand, tyro.conf.subcommand("chat")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]

@@ -42,7 +42,7 @@ from cotalk.grade import load_grader
 from cotalk.jobs import prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.report import shown
+from cotalk.report.words import shown
 from cotalk.run import RunDirectory
 from cotalk.sample import generator
 from cotalk.single import adapters_in

@@ -117,7 +117,7 @@ def inside(root: Path, path: Path) -> bool:
 class RunState:
     """One run (or "base") as its files tell it.
 
-    passes: of the held-out tasks on disk. reward: of the last step; dev: of the last look at the dev tasks.
+    passes: of the held-out tasks on disk. reward: of the last step's `chats`; dev: of the last look at `dev_tasks`.
     pace: seconds a step, None until one is done. quiet: seconds since it last wrote. left: seconds.
     """
 
@@ -130,7 +130,9 @@ class RunState:
     passes: int = 0
     of_passes: int = 0
     reward: float | None = None
+    chats: int = 0
     dev: float | None = None
+    dev_tasks: int = 0
     tokens_per_second: float | None = None
     pace: float | None = None
     quiet: float | None = None
@@ -273,7 +275,9 @@ class Watch:
         return RunState(
             plan.name, path, plan.arm, phase, step, steps, played, len(passes),
             reward=_number(trained[-1]["reward"]) if trained else None,
+            chats=int(_number(trained[-1].get("chats")) or 0) if trained else 0,
             dev=_number(looked[-1]["dev/score"]) if looked else None,
+            dev_tasks=plan.dev_tasks,
             tokens_per_second=tokens / sum(seconds) if seconds else None,
             pace=median(seconds) if seconds else None,
             quiet=quiet,
@@ -320,6 +324,7 @@ class Plan:
     path: Path
     arm: str
     steps: int
+    dev_tasks: int
     passes: list[Path]
 
 
@@ -328,7 +333,7 @@ def plans(out: Path, study: Study) -> list[Plan]:
     return [
         Plan(
             job.name, out / "runs" / job.name, job.arm, study.job_config(job).steps if job.arm else 0,
-            _pass_files(out, study, job),
+            study.config.dev_tasks, _pass_files(out, study, job),
         )
         for job in study.jobs()
     ]  # fmt: skip
@@ -343,10 +348,13 @@ def _pass_files(out: Path, study: Study, job: Job) -> list[Path]:
 
 
 def _lone(path: Path) -> Plan:
-    steps = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("steps")
-    if type(steps) is not int:
-        raise BadInput(f"{path / 'config.toml'}: steps = {steps!r}; expected a whole number")
-    return Plan(path.name, path, "", steps, [])
+    table = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    steps, dev_tasks = table.get("steps"), table.get("dev_tasks", 0)
+    if type(steps) is not int or type(dev_tasks) is not int:
+        raise BadInput(
+            f"{path / 'config.toml'}: steps = {steps!r}, dev_tasks = {dev_tasks!r}; expected whole numbers"
+        )
+    return Plan(path.name, path, "", steps, dev_tasks, [])
 
 
 def _phase(began: bool, ended: bool, owed: bool) -> Phase:
