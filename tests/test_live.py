@@ -57,12 +57,10 @@ def test_a_duration_is_said_in_two_units_at_most(seconds: float | None, said: st
     assert duration(seconds) == said
 
 
-def test_the_table_is_drawn_from_the_files_also_where_the_study_begins_later(tmp_path: Path) -> None:
-    live = Live(tmp_path / "toy", Console(file=io.StringIO()))
-    assert words(live) == []  # nothing is there yet
-    make_study(tmp_path / "toy")
+def test_the_table_is_drawn_anew_from_the_files(tmp_path: Path) -> None:
+    live = Live(make_study(tmp_path), Console(file=io.StringIO()))
     assert any("waiting" in line for line in words(live))
-    write(tmp_path / "toy/runs/open-17/metrics.jsonl", step(3))
+    write(tmp_path / "runs/open-17/metrics.jsonl", step(3))
     assert any("3/4" in line and "0.30" in line for line in words(live))
 
 

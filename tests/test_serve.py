@@ -158,8 +158,11 @@ def test_numbers_that_json_does_not_know_are_left_out(studies: Path) -> None:
         step(2, reward=float("inf")),
         step(3),
     )
+    write(
+        studies / "one/runs/open-17/chats.jsonl", chat("x") | {"reward": float("nan"), "step": float("inf")}
+    )
     body = get(Site(studies), "/api/look", "id=one").body
-    assert b"NaN" not in body and b"Infinity" not in body
+    assert b"NaN" not in body and b"Infinity" not in body and len(json.loads(body)["study"]["newest"]) == 1
     assert next(c for c in json.loads(body)["study"]["curves"] if c["key"] == "reward")["runs"][0][
         "points"
     ] == [[3, 0.3]]

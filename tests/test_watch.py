@@ -260,6 +260,7 @@ def test_numbers_that_are_none_leave_a_gap_and_long_curves_are_thinned(tmp_path:
     )
     with path.open("a") as stream:
         stream.write('{"step": "x", "reward": 1}\n{"step": 1001, "reward": true}\n')
+        stream.write('{"step": 1002, "reward": 1' + "0" * 400 + "}\n")
     curves = only(out).runs[0].curves
     assert "cut" not in curves
     assert len(curves["reward"]) == 300 and (curves["reward"][0], curves["reward"][-1]) == (

@@ -425,11 +425,12 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import report, results
-    from cotalk.jobs import run_study
+    from cotalk.jobs import begin, run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
 
     show(plan(study), console)
+    begin(study, out)
     with Live(out, console):
         document = run_study(study, out, workers or None)
     console.print(results.table(document))

@@ -27,11 +27,11 @@ STYLES: dict[Phase, str] = {
 
 
 class Live:
-    """A context manager that draws a study's directory twice a second while it is open."""
+    """A context manager that draws a study's directory once a second while it is open."""
 
     def __init__(self, out: Path, console: Console):
-        self._out, self._watch = out, Watch(out) if out.is_dir() else None
-        self._screen = Screen(self, console=console, refresh_per_second=2, vertical_overflow="ellipsis")
+        self._watch = Watch(out)
+        self._screen = Screen(self, console=console, refresh_per_second=1, vertical_overflow="ellipsis")
 
     def __enter__(self) -> Live:
         self._screen.start()
@@ -43,9 +43,7 @@ class Live:
         self._screen.stop()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._watch is None and self._out.is_dir():
-            self._watch = Watch(self._out)
-        for study in self._watch.look() if self._watch else []:
+        for study in self._watch.look():
             yield table(study)
 
 

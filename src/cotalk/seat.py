@@ -42,6 +42,7 @@ from cotalk.grade import load_grader
 from cotalk.jobs import prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
+from cotalk.report import chats
 from cotalk.report.words import shown
 from cotalk.run import RunDirectory
 from cotalk.sample import generator
@@ -132,9 +133,9 @@ def sit(run: Path, seat: str, guest: Guest, partner: str = "", task: str = "", s
         guest.begins(place)
         person = Player("person", script=_words_of(guest, config.rules, form))
         seated = {**dict.fromkeys(config.rules.seats, BASE), **team.players, seat: person}
-        chats = [_play(deal, players, seed, config, engine, form) for players in (seated, {})]
-        grade(chats, config.graded, grader)
-        guest.ends(place, *chats)
+        both = [_play(deal, players, seed, config, engine, form) for players in (seated, {})]
+        grade(both, config.graded, grader)
+        guest.ends(place, *both)
 
 
 def config_of(run: Path, what: str) -> Config:
@@ -317,35 +318,44 @@ class Terminal:
         return self._line().strip().lower() in ("", "y", "yes")
 
 
-def _spoken(seat: str, words: str, seats: str) -> Text:
-    style = SEAT_STYLES[seats.index(seat) % len(SEAT_STYLES)]
-    return Text.assemble((f"{seat}: ", f"bold {style}"), words or "(nothing)")
+def _spoken(seat: str, words: str | Text, seats: str) -> Text:
+    return Text.assemble((f"{seat}: ", f"bold {_style(seat, seats)}"), words or "(nothing)")
+
+
+def _style(seat: str, seats: str) -> str:
+    return SEAT_STYLES[seats.index(seat) % len(SEAT_STYLES)]
+
+
+def _coloured(segments: Sequence[str | list[str]], seats: str) -> Text:
+    """A text of the viewer's JSON (report/chats.py): each number in the colour of the hand it came from."""
+    styles = {seat: f"bold {_style(seat, seats)}" for seat in seats} | {"!": "red underline"}
+    parts = [s if isinstance(s, str) else (s[0], styles.get(s[1], "bold")) for s in segments]
+    return Text.assemble(*parts)
 
 
 def _outcome(place: Place, chat: Chat) -> Group:
     """Right or wrong for each seat and for the team, and everybody's hand."""
-    right = [seat for seat in place.rules.seats if chat.rewards[seat] > 0]
+    seats, deal = place.rules.seats, place.deal
+    right = [seat for seat in seats if chat.rewards[seat] > 0]
+    hands = chats.shown_task(chat.as_json())["hands"]
     table = RichTable(box=None, pad_edge=False, show_header=False)
-    for seat in place.rules.seats:
-        answer = chat.answers[seat].answer or "no answer"
+    for seat in seats:
+        answer = shown(chat.answers[seat].answer or "no answer", 60)
         verdict = Text("right", "green") if seat in right else Text("wrong", "red")
         you = " (you)" if seat == place.seat else ""
-        table.add_row(
-            f"{seat}{you}", verdict, shown(answer, 60), shown(" ".join(place.deal.hands[seat]), 400)
-        )
-    team = f"The team: {len(right)} of {len(place.rules.seats)} right. The answer is {shown(place.deal.task.gold, 60)}."
-    style = (
-        "bold green" if len(right) == len(place.rules.seats) else "bold red" if not right else "bold yellow"
-    )
-    return Group(Text(), Text(team, style), table)
+        facts = Text(" ").join(_coloured(fact, seats) for fact in hands[seat])
+        table.add_row(Text(f"{seat}{you}", f"bold {_style(seat, seats)}"), verdict, Text(answer), facts)
+    told = f"The team: {len(right)} of {len(seats)} right. The answer is {shown(deal.task.gold, 60)}."
+    style = "bold green" if len(right) == len(seats) else "bold red" if not right else "bold yellow"
+    return Group(Text(), Text(told, style), table)
 
 
 def _transcript(chat: Chat, title: str) -> Panel:
-    lines = []
-    for message in chat.messages:
-        lines.append(_spoken(message.seat, shown(message.said, 800), chat.rules.seats))
-        if message.heard != one_line(message.said):
-            lines.append(Text(f"   heard: {shown(message.heard, 800)}", "dim"))
+    seats, lines = chat.rules.seats, []
+    for message in chats.shown_chat(chat.as_json())["messages"]:
+        lines.append(_spoken(message["seat"], _coloured(message["said"], seats), seats))
+        if "heard" in message:
+            lines.append(Text("   heard: ", "dim") + _coloured(message["heard"], seats))
     right = ", ".join(f"{s} {'right' if r > 0 else 'wrong'}" for s, r in sorted(chat.rewards.items()))
     return Panel(Group(*lines), title=title, title_align="left", subtitle=right, subtitle_align="left")
 

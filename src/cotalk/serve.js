@@ -81,7 +81,7 @@
 
   function heading() {
     const cells = COLUMNS.map((words) => {
-      const cell = make("th", words ? "" : "wide", words);
+      const cell = make("th", { "": "wide", "tokens/s": "speed" }[words] || "", words);
       cell.scope = "col";
       return cell;
     });
@@ -100,7 +100,7 @@
       make("td", "", run.steps ? `${run.step}/${run.steps}` : ""),
       make("td", "", run.of_passes ? `${run.passes}/${run.of_passes}` : ""),
       make("td", "", fixed(run.reward)), make("td", "", fixed(run.dev)),
-      make("td", "", run.tokens_per_second === null ? "" : Math.round(run.tokens_per_second).toLocaleString("en")),
+      make("td", "speed", run.tokens_per_second === null ? "" : Math.round(run.tokens_per_second).toLocaleString("en")),
       make("td", "state", state));
     element.dataset.phase = run.phase;
     return element;

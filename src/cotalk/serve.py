@@ -36,7 +36,8 @@ from markupsafe import Markup
 
 from cotalk.errors import BadInput
 from cotalk.report import chats
-from cotalk.watch import CURVES, Json, RunState, StudyState, Watch, inside, last_lines, thinned
+from cotalk.report.read import thinned
+from cotalk.watch import CURVES, Json, RunState, StudyState, Watch, inside, last_lines, number
 
 HERE = Path(__file__).parent
 STYLES = ("report/theme.css", "report/viewer.css", "serve.css")
@@ -145,7 +146,7 @@ class Site:
         for _, name, path in sorted(files, reverse=True)[:NEWEST_RUNS]:
             lines, _ = last_lines(path, NEWEST_CHATS, NEWEST_BYTES)
             for line in reversed([line for line in lines if chats.is_chat(line)]):
-                about = {"run": name, "step": line.get("step"), "reward": line.get("reward")}
+                about = {"run": name, "step": number(line.get("step")), "reward": number(line.get("reward"))}
                 found.append(about | {"task": chats.shown_task(line), "chat": chats.shown_chat(line)})
         return found
 

@@ -30,6 +30,7 @@ from typing import Any, Literal
 
 from cotalk import causal, evaluate
 from cotalk.errors import BadInput
+from cotalk.report.read import thinned
 from cotalk.study import Job, Study, study_from
 
 Json = dict[str, Any]
@@ -38,6 +39,7 @@ Phase = Literal["waiting", "training", "evaluating", "done", "failed"]
 CURVES = (  # keys of metrics.jsonl that are drawn (docs/methods.md has a line for each)
     "reward", "dev/score", "dev/sends", "dev/uses", "message_tokens", "groups/flat", "cut",
 )  # fmt: skip
+KEPT = (*CURVES, "step", "seconds", "tokens", "chats")
 CURVE_POINTS = 300  # of one curve of one run
 RECENT_STEPS = 10  # that a pace is taken from
 PASS_WEIGHT = 1.5  # a pass over the held-out tasks against a step, in time
@@ -212,7 +214,7 @@ class Watch:
                 f"{root} is no directory; expected a study's or a run's. Type: cotalk view runs/quickstart"
             )
         self._plans: dict[Path, tuple[tuple[int, ...], list[Plan]]] = {}
-        self._numbers: dict[Path, tuple[Cursor, list[Json]]] = {}
+        self._numbers: dict[Path, tuple[Cursor, list[dict[str, float]]]] = {}
         self._lock = threading.Lock()
 
     def look(self) -> list[StudyState]:
@@ -260,13 +262,13 @@ class Watch:
     def _run(self, plan: Plan) -> RunState:
         path, steps, passes = plan.path, plan.steps, plan.passes
         lines = self._lines(path / "metrics.jsonl")
-        trained = [line for line in lines if _number(line.get("reward")) is not None]
-        looked = [line for line in lines if _number(line.get("dev/score")) is not None]
+        trained = [line for line in lines if "reward" in line]
+        looked = [line for line in lines if "dev/score" in line]
         played = sum(inside(self.root, p) for p in passes)
         step = int(trained[-1]["step"]) if trained else 0
-        recent = [line for line in trained[-RECENT_STEPS:] if (_number(line.get("seconds")) or 0) > 0]
-        seconds = [float(line["seconds"]) for line in recent]
-        tokens = sum(_number(line.get("tokens")) or 0 for line in recent)
+        recent = [line for line in trained[-RECENT_STEPS:] if line.get("seconds", 0) > 0]
+        seconds = [line["seconds"] for line in recent]
+        tokens = sum(line.get("tokens", 0) for line in recent)
         quiet = _quiet([path / "metrics.jsonl", *passes])
         failed = inside(self.root, path / "failed.json") and not _tried_again(path / "failed.json", quiet)
         ended = inside(self.root, path / "done.json") if steps else True
@@ -274,9 +276,9 @@ class Watch:
         phase: Phase = "failed" if failed else _phase(began, ended, played < len(passes))
         return RunState(
             plan.name, path, plan.arm, phase, step, steps, played, len(passes),
-            reward=_number(trained[-1]["reward"]) if trained else None,
-            chats=int(_number(trained[-1].get("chats")) or 0) if trained else 0,
-            dev=_number(looked[-1]["dev/score"]) if looked else None,
+            reward=trained[-1]["reward"] if trained else None,
+            chats=int(trained[-1].get("chats", 0)) if trained else 0,
+            dev=looked[-1]["dev/score"] if looked else None,
             dev_tasks=plan.dev_tasks,
             tokens_per_second=tokens / sum(seconds) if seconds else None,
             pace=median(seconds) if seconds else None,
@@ -285,7 +287,7 @@ class Watch:
             curves={key: curve for key in CURVES if (curve := _curve(lines, key))},
         )  # fmt: skip
 
-    def _lines(self, path: Path) -> list[Json]:
+    def _lines(self, path: Path) -> list[dict[str, float]]:
         """All numbers of a run, in order of steps; only what is new is read."""
         if not inside(self.root, path):
             self._numbers.pop(path, None)
@@ -294,7 +296,7 @@ class Watch:
         lines, after = new_lines(path, cursor)
         if after.inode != cursor.inode or after.offset < cursor.offset:
             kept = []
-        kept = kept + [line for line in lines if _number(line.get("step")) is not None]
+        kept = kept + [_numbers(line) for line in lines if number(line.get("step")) is not None]
         self._numbers[path] = after, kept
         return kept
 
@@ -386,21 +388,23 @@ def _tried_again(mark: Path, quiet: float | None) -> bool:
     return quiet is not None and since is not None and quiet < since
 
 
-def _curve(lines: Sequence[Json], key: str) -> list[tuple[float, float]]:
+def _curve(lines: Sequence[dict[str, float]], key: str) -> list[tuple[float, float]]:
     """(step, value) of every line that has the key, in order of steps, at most CURVE_POINTS of them."""
-    points = {line["step"]: value for line in lines if (value := _number(line.get(key))) is not None}
+    points = {line["step"]: line[key] for line in lines if key in line}
     return thinned(sorted(points.items()), CURVE_POINTS)
 
 
-def thinned(items: list[Any], most: int) -> list[Any]:
-    """At most `most` of the items, evenly spaced, first and last among them."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+def _numbers(line: Json) -> dict[str, float]:
+    """What is kept of a line of metrics.jsonl: the finite numbers that are shown."""
+    return {key: value for key in KEPT if (value := number(line.get(key))) is not None}
 
 
-def _number(value: Any) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else that JSON may hold."""
+    try:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return None
     return value if good else None
 
 
