@@ -88,8 +88,9 @@ def last_lines(path: Path, most: int = MOST_CHATS, most_bytes: int = TAIL_BYTES)
             data = stream.read(most_bytes)
     except OSError:
         return [], False
-    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[:-1]
-    lines = lines[1:] if start else lines  # its beginning was cut off
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[
+        :-1
+    ]  # the first may be the end of one, which is no object
     return list(_objects(lines[-most:])), bool(start) or len(lines) > most
 
 
