@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -474,37 +473,14 @@ def test_the_command_prints_where_it_listens_and_ends_with_ctrl_c(studies: Path)
 # --- in a browser -----------------------------------------------------------------------------------------------
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Debian's chromium through playwright. Absent, these tests are skipped, but never where CI is set."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        sync_playwright = None  # type: ignore[assignment]
-    if sync_playwright is None or CHROMIUM is None:
-        told = "no browser here: apt-get install chromium, pip install playwright"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(told)
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 class Visit:
-    """A page, with everything that it complained of and asked for."""
+    """A page of the server, with everything that it complained of and asked for (conftest.Tab)."""
 
-    def __init__(self, browser: Any, url: str, **how: Any):
-        self.page = browser.new_page(**how)
-        self.url, self.complaints, self.asked = url, [], []  # type: ignore[var-annotated]
-        self.page.on(
-            "console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None
-        )
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(url)
+    def __init__(self, tab: Any, server: Any, query: str = "", **how: Any):
+        self.home = address(server)
+        self.tab = tab(**how)
+        self.page = self.tab.page
+        self.page.goto(self.home + query)
         self.page.wait_for_selector("body[data-looks]", timeout=30_000)
 
     def js(self, expression: str) -> Any:
@@ -521,8 +497,8 @@ class Visit:
         return self.page.locator("#runs tbody tr", has_text=run).locator("th, td").all_inner_texts()
 
     def close(self) -> None:
-        assert self.complaints == []
-        assert [url for url in self.asked if not url.startswith((self.url, "data:"))] == []
+        assert self.tab.complaints == []
+        assert [url for url in self.tab.requests if not url.startswith((self.home, "data:"))] == []
         self.page.close()
 
 
@@ -534,7 +510,7 @@ POINTS = "Number(document.querySelector('[data-key=reward] .line')?.dataset.poin
 
 
 @pytest.mark.slow
-def test_curves_grow_and_the_table_moves_while_a_study_runs(browser: Any, tmp_path: Path) -> None:
+def test_curves_grow_and_the_table_moves_while_a_study_runs(tab: Any, tmp_path: Path) -> None:
     settings = SETTINGS | dict(
         base=str(toy_base(tmp_path / "base")), tasks=str(toy_tasks(tmp_path / "tasks.jsonl")), device="cpu",
         grade=toy_grader(tmp_path / "grader.py"), steps=40, message_tokens=3, answer_tokens=4,
@@ -552,7 +528,7 @@ def test_curves_grow_and_the_table_moves_while_a_study_runs(browser: Any, tmp_pa
     )  # fmt: skip
     try:
         with running(tmp_path / "runs") as server:
-            visit = Visit(browser, address(server))
+            visit = Visit(tab, server)
             visit.until(f"{POINTS} >= 2")
             first, share = visit.js(POINTS), visit.page.get_attribute("#bar", "aria-valuenow")
             assert visit.cells("open-17")[7].startswith("training") and "left" in visit.page.inner_text(
@@ -585,14 +561,13 @@ def test_curves_grow_and_the_table_moves_while_a_study_runs(browser: Any, tmp_pa
         study.wait()
 
 
-def test_what_a_model_wrote_is_text_and_breaks_nothing(browser: Any, studies: Path) -> None:
+def test_what_a_model_wrote_is_text_and_breaks_nothing(tab: Any, studies: Path) -> None:
     one = studies / "one"
     write(one / "runs/open-17/chats.jsonl", chat(HOSTILE), chat("x" * 100_000, 2))
     write(one / "runs/open-17/dev.jsonl", chat(HOSTILE, 0))
     write(one / "runs/open-17/failed.json", {"reason": HOSTILE})
     with running(studies) as server:
-        visit = Visit(browser, address(server) + "?id=one", viewport={"width": 400, "height": 800})
-        visit.url = address(server)
+        visit = Visit(tab, server, "?id=one", viewport={"width": 400, "height": 800})
         visit.page.wait_for_selector("#viewer .v-message")
         for part in ("#cards", "#viewer"):
             text = visit.page.inner_text(part)
@@ -606,20 +581,20 @@ def test_what_a_model_wrote_is_text_and_breaks_nothing(browser: Any, studies: Pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_narrow_screen_and_follows_light_and_dark(
-    browser: Any, studies: Path, scheme: str
+    tab: Any, studies: Path, scheme: str
 ) -> None:
     with running(studies) as server:
-        visit = Visit(browser, address(server), viewport={"width": 400, "height": 800}, color_scheme=scheme)
+        visit = Visit(tab, server, viewport={"width": 400, "height": 800}, color_scheme=scheme)
         assert visit.js("document.documentElement.scrollWidth") <= 400
         red = int(re.findall(r"\d+", visit.js("getComputedStyle(document.body).backgroundColor"))[0])
         assert (red > 200) == (scheme == "light")
         visit.close()
 
 
-def test_another_study_is_one_click_away_and_the_curves_are_its_own(browser: Any, studies: Path) -> None:
+def test_another_study_is_one_click_away_and_the_curves_are_its_own(tab: Any, studies: Path) -> None:
     write(studies / "two/runs/open-17/metrics.jsonl", *(step(i) for i in range(1, 4)))
     with running(studies) as server:
-        visit = Visit(browser, address(server))
+        visit = Visit(tab, server)
         assert visit.page.inner_text("#name") == "one" and visit.js(POINTS) == 2
         visit.page.click("#studies a:has-text('two')")
         visit.page.wait_for_selector("h1:has-text('two')")
@@ -628,9 +603,9 @@ def test_another_study_is_one_click_away_and_the_curves_are_its_own(browser: Any
         visit.close()
 
 
-def test_a_server_that_is_gone_is_said_so(browser: Any, studies: Path) -> None:
+def test_a_server_that_is_gone_is_said_so(tab: Any, studies: Path) -> None:
     with running(studies) as server:
-        visit = Visit(browser, address(server))
+        visit = Visit(tab, server)
         assert visit.page.is_hidden("#problem")
         visit.page.route("**/api/*", lambda route: route.abort())
         visit.page.wait_for_selector("#problem:has-text('Is cotalk view still running?')", timeout=15_000)
@@ -639,10 +614,10 @@ def test_a_server_that_is_gone_is_said_so(browser: Any, studies: Path) -> None:
         visit.page.close()
 
 
-def test_another_site_can_neither_read_nor_frame_it(browser: Any, studies: Path) -> None:
+def test_another_site_can_neither_read_nor_frame_it(tab: Any, studies: Path) -> None:
     """Another port is another origin; "localhost" is another site than 127.0.0.1."""
     with running(studies) as server, running(studies) as other:
-        page = browser.new_page()
+        page = tab().page
         page.goto(f"http://localhost:{other.effective_port}/nothing")
         page.route("**/nothing", lambda route: route.fulfill(body="<p>evil</p>", content_type="text/html"))
         page.reload()  # the same origin, with a page of our own and no policy

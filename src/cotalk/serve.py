@@ -19,7 +19,6 @@ http.server says of itself that it is not. Left out: writing anything, and compu
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -36,6 +35,7 @@ from markupsafe import Markup
 
 from cotalk.errors import BadInput
 from cotalk.report import chats
+from cotalk.report.page import policy
 from cotalk.report.read import thinned
 from cotalk.watch import CURVES, Json, RunState, StudyState, Watch, inside, last_lines, number
 
@@ -269,15 +269,8 @@ def page(name: str) -> Answer:
     html = environment.get_template("serve.html.jinja").render(
         name=name, style=Markup(style), script=Markup(script)
     )
-    policy = (
-        f"default-src 'none'; script-src {_pin(script)}; style-src {_pin(style)}; connect-src 'self'; img-src data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return Answer("200 OK", "text/html; charset=utf-8", html.encode(), policy)
-
-
-def _pin(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    allowed = policy([style], [script]) + "; connect-src 'self'; frame-ancestors 'none'"
+    return Answer("200 OK", "text/html; charset=utf-8", html.encode(), allowed)
 
 
 # --- listening --------------------------------------------------------------------------------------------------
