@@ -25,6 +25,7 @@ from cotalk.errors import BadInput
 from cotalk.run import RunDirectory
 from cotalk.seat import JsonLines, Place, Terminal, boxed, sit
 from cotalk.single import train_one
+from cotalk.study import read_study
 from cotalk.view import Scene
 from toy import toy_base, toy_config, toy_grader, toy_tasks
 
@@ -139,6 +140,16 @@ def test_a_run_that_still_trains_plays_from_its_newest_checkpoint(run: Path, tmp
     guest, finished = seated(training, "B", ["x", "1"], seed=4), seated(run, "B", ["x", "1"], seed=4)
     assert guest.of("begins")[0].partner == "the model of training after step 2 of 2"
     assert said(guest.of("ends")[0][0]) == said(finished.of("ends")[0][0])
+
+
+def test_the_shipped_base_takes_a_seat(tmp_path: Path) -> None:
+    """The quickstart's own arm, one step of it: its tokenizer, its budgets, its puzzles."""
+    small = {"steps": 1, "train_tasks": 8, "dev_tasks": 1, "heldout_tasks": 4, "seed": 17}
+    train_one(read_study("quickstart").arm("open").replaced(small), tmp_path, Console(file=io.StringIO()))
+    guest = seated(tmp_path, "A", ["I have nothing.", "12"], seed=1)
+    ((chat, base),) = guest.of("ends")
+    assert said(chat)[0::2] == ["I have nothing.", "\\boxed{12}"] and all(said(chat)[1::2])
+    assert len(said(base)) == 4 and chat.answers["A"].answer == "12" and guest.of("shortened") == []
 
 
 # --- what is played and told ----------------------------------------------------------------------------------

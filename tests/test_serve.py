@@ -603,6 +603,22 @@ def test_another_study_is_one_click_away_and_the_curves_are_its_own(tab: Any, st
         visit.close()
 
 
+def test_a_report_s_scripts_run_and_can_ask_nobody_for_anything(tab: Any, studies: Path) -> None:
+    """The directory may be another's: its report draws itself, and can neither read this server nor carry words away."""
+    script = "<script>document.title = 'ran'; fetch('/api/look').then(() => { document.title = 'read'; }, () => {});"
+    script += "document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/carry'}));</script>"
+    (studies / "one/report.html").write_text(f"<!doctype html><title>x</title><body>{script}")
+    with running(studies) as server:
+        found = tab()
+        found.page.goto(address(server) + "report?id=one")
+        found.page.wait_for_timeout(500)
+        assert found.page.title() == "ran"
+        assert found.page.evaluate("origin") == "null"
+        assert [c for c in found.complaints if "api/look" in c] and [
+            c for c in found.complaints if "carry" in c
+        ]
+
+
 def test_a_server_that_is_gone_is_said_so(tab: Any, studies: Path) -> None:
     with running(studies) as server:
         visit = Visit(tab, server)

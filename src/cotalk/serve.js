@@ -220,7 +220,8 @@
   // --- the viewer ---
 
   async function chats(study) {
-    if (study.chats === chatsVersion || Date.now() - chatsAsked < CHATS_EVERY) return;
+    const choosing = at("viewer").contains(document.activeElement) && document.activeElement.matches("select");
+    if (study.chats === chatsVersion || choosing || Date.now() - chatsAsked < CHATS_EVERY) return;
     chatsAsked = Date.now();
     const found = await ask("api/chats", study.id);
     chatsVersion = found.version;
