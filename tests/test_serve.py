@@ -604,7 +604,7 @@ def test_another_study_is_one_click_away_and_the_curves_are_its_own(tab: Any, st
 
 
 def test_a_report_s_scripts_run_and_can_ask_nobody_for_anything(tab: Any, studies: Path) -> None:
-    """The directory may be another's: its report draws itself, and can neither read this server nor carry words away."""
+    """It may be another's directory: the report draws itself, and neither reads this server nor carries words away."""
     script = "<script>document.title = 'ran'; fetch('/api/look').then(() => { document.title = 'read'; }, () => {});"
     script += "document.body.append(Object.assign(new Image(), {src: 'http://127.0.0.1:9/carry'}));</script>"
     (studies / "one/report.html").write_text(f"<!doctype html><title>x</title><body>{script}")
