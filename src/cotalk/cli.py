@@ -263,6 +263,76 @@ class Report:
 
 
 @dataclass
+class View:
+    """Look at studies and runs in the browser, also while they run: progress, curves, chats. Read-only, this machine.
+
+    Example: cotalk view runs/quickstart
+    """
+
+    directory: tyro.conf.Positional[Path] = Path("runs")
+    """A study's directory, a run's, or one that holds some."""
+    port: int = 0
+    """To listen on, on 127.0.0.1; 0: a free one."""
+
+    def __call__(self) -> int:
+        from cotalk.serve import ADDRESS, listen
+
+        server = listen(self.directory, self.port)
+        print(f"http://{ADDRESS}:{server.effective_port}/", flush=True)
+        console.print("read-only, for this machine alone; Ctrl-C ends it", style="dim")
+        server.run()  # until Ctrl-C
+        return 0
+
+
+@dataclass
+class ChatCommand:
+    """Take a seat: talk with a trained model on a held-out task, answer, and see how the untrained base would have.
+
+    Example: cotalk chat runs/quickstart/runs/open-17 --seat B
+
+    A script: printf 'I have 12.\\n30\\n' | cotalk chat runs/quickstart/runs/open-17 --seat B --json
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run's directory (also of one that is still training: its newest checkpoint plays)."""
+    seat: str = "B"
+    """Your seat."""
+    partner: str = ""
+    """Who plays the other seats: the run itself, base (untrained), or another run's directory."""
+    task: str = ""
+    """The id of a held-out task; drawn if not given."""
+    games: int = 0
+    """Tasks to play; 0: one, and a person at a terminal is asked for more."""
+    seed: int | None = None
+    """Of the order of tasks and the partner's sampling; by chance if not given (and then told)."""
+    json: bool = False
+    """One JSON event a line, one line of words a turn: for a script."""
+
+    def __call__(self) -> int:
+        import secrets
+
+        from cotalk.seat import Guest, JsonLines, Left, Terminal, sit
+
+        if self.games < 0:
+            raise BadInput(f"--games {self.games}: expected 0 or more")
+        shown = Console(stderr=True) if self.json else console
+        seed = secrets.randbelow(10_000) if self.seed is None else self.seed
+        if self.seed is None:
+            shown.print(
+                f"seed {seed} (the same tasks and partner again: --seed {seed})", style="dim", highlight=False
+            )
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+        guest: Guest = (
+            JsonLines(sys.stdin, sys.stdout, self.games) if self.json else Terminal(console, limit=self.games)
+        )
+        try:
+            sit(self.run, self.seat, guest, self.partner, self.task, seed)
+        except (Left, KeyboardInterrupt):
+            shown.print("You left the table.", style="dim")
+        return 0
+
+
+@dataclass
 class DealCommand:
     """Show how tasks are cut into facts and dealt to seats, and how many cannot be and why.
 
@@ -334,6 +404,8 @@ Command = Annotated[
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[CheckCommand, tyro.conf.subcommand("check")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[View, tyro.conf.subcommand("view")]
+    | Annotated[ChatCommand, tyro.conf.subcommand("chat")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]
     | Annotated[Selftest, tyro.conf.subcommand("selftest")],
@@ -362,13 +434,14 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import crossplay, reliability, report, results
-    from cotalk.jobs import run_study
+    from cotalk.jobs import begin, run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
 
     show(plan(study), console)
-    with Live(study, console) as live:
-        document = run_study(study, out, workers or None, live)
+    begin(study, out)
+    with Live(out, console):
+        document = run_study(study, out, workers or None)
     console.print(results.table(document))
     for line in reliability.told(document["reliability"]):
         console.print(line, highlight=False)
