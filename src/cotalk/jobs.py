@@ -44,7 +44,7 @@ from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
 from cotalk.reliability import reliability
 from cotalk.results import Score
-from cotalk.run import RunDirectory, read_lines, write_atomically
+from cotalk.run import RunDirectory, locked, read_lines, write_atomically
 from cotalk.split import Tally, Tasks, splits
 from cotalk.stack import drive
 from cotalk.study import Job, Study, cores
@@ -74,7 +74,15 @@ def prepare(config: Config, perturbed: bool = False) -> Tasks:
 def run_study(
     study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None
 ) -> results.Json:
-    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good."""
+    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good.
+
+    Raises BadInput when another process works in that directory.
+    """
+    with locked(out):
+        return _run_study(study, out, workers, progress)
+
+
+def _run_study(study: Study, out: Path, workers: int | None, progress: Progress) -> results.Json:
     began = time.monotonic()
     begin(study, out)
     tasks = prepare(study.config, study.evaluate.perturbed)
