@@ -83,9 +83,35 @@ def log_probability(
 # --- serving: rows of different adapters --------------------------------------------------------------------
 
 
+def product(x: torch.Tensor, fused: Fused, adapters: torch.Tensor) -> torch.Tensor:
+    """x (W + B A)' of each row's own adapter, (rows, out) float32. Rows are sorted by adapter.
+
+    No shape depends on the size of the stack or on an adapter without rows here, so that a run's bits are its own.
+    """
+    if adapters[0] == adapters[-1]:
+        return _product_of_one(x, fused, int(adapters[0]))
+    found, counts = adapters.unique_consecutive(return_counts=True)
+    parts = zip(x.split(counts.tolist()), found.tolist(), strict=True)
+    return torch.cat([_product_of_one(part, fused, k) for part, k in parts])
+
+
+def _product_of_one(x: torch.Tensor, fused: Fused, k: int) -> torch.Tensor:
+    if k == 0 or fused.merging_pays:
+        return F.linear(x, fused.merged(k), fused.bias).float()
+    y, a = F.linear(x, fused.weight, fused.bias).float(), fused.served_a(k)
+    for i, start, end, _ in fused.parts():
+        y[:, start:end] += (x @ a[i].T).float() @ fused.b[k, start:end].float().T
+    return y
+
+
 def with_adapters(y: torch.Tensor, fused: Fused, adapters: torch.Tensor) -> torch.Tensor:
-    """(rows, out) float32: the base's product and each row's own adapter's. y: (rows, out + N extra), x @ served'."""
+    """(rows, out) float32: the base's product and each row's own adapter's.
+
+    y: (rows, out + N extra), x @ served', as the kernels take it; or `product`, which is whole.
+    """
     total = y[:, : fused.out].float()
+    if y.shape[1] == fused.out:
+        return total
     if fused.bias is not None:
         total = total + fused.bias.float()
     for k in adapters.unique().tolist():
