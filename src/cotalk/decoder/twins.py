@@ -46,7 +46,9 @@ def rope(
     turned = qkv[:, : heads * 2 * half].view(len(qkv), heads, 2, half)
     c, s = cos[positions][:, None], sin[positions][:, None] * (-1 if inverse else 1)
     lo, hi = turned[:, :, 0].float(), turned[:, :, 1].float()
-    turned.copy_(torch.stack([lo * c - hi * s, hi * c + lo * s], 2).to(qkv.dtype))
+    new_lo = lo * c - hi * s
+    turned[:, :, 1] = hi * c + lo * s
+    turned[:, :, 0] = new_lo
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
@@ -168,13 +170,18 @@ def attend_pages(
 ) -> torch.Tensor:
     """Attention of one new token a row over its pages. q: (rows, heads, dim) -> (rows, heads * dim)."""
     longest = int(positions.max()) + 1
-    at = torch.arange(longest, device=q.device)
-    slots = table[:, at // PAGE].long() * PAGE + at % PAGE
-    seen = at[None] <= positions[:, None]
+    pages = table[:, : -(-longest // PAGE)]
+    k, v = (
+        cache.view(-1, PAGE * cache[0].numel())
+        .index_select(0, pages.flatten())
+        .view(len(q), -1, *cache.shape[1:])[:, :longest]
+        .transpose(1, 2)
+        for cache in (k_cache, v_cache)
+    )
+    seen = torch.arange(longest, device=q.device) <= positions[:, None]
     out = F.scaled_dot_product_attention(
-        q[:, :, None], k_cache[slots].transpose(1, 2), v_cache[slots].transpose(1, 2), attn_mask=seen[:, None, None],
-        enable_gqa=q.shape[1] != k_cache.shape[1],
-    )  # fmt: skip
+        q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=q.shape[1] != k_cache.shape[1]
+    )
     return out.flatten(1)
 
 
