@@ -78,9 +78,11 @@ class StudyCommand:
     set: tuple[str, ...] = ()
     """Changes of the [run] table, as KEY=VALUE with a TOML value: --set steps=20 'order="ABAB"'."""
     plan: bool = False
-    """Print runs, tokens, memory and expected cost, and stop."""
+    """Print runs, rows, tokens, memory, expected minutes and cost, and stop."""
     price: float = 4.0
     """Of an hour of the device, for the plan."""
+    card_gib: float | None = None
+    """Memory of the GPU that the plan is for, where it is not this machine's (H200: 139.8, H100: 79.1)."""
     workers: int = 0
     """Worker processes on a CPU; 0: one a core."""
 
@@ -92,7 +94,7 @@ class StudyCommand:
         if self.plan:
             from cotalk.plan import plan, show
 
-            show(plan(study, self.price), console)
+            show(plan(study, self.price, workers=self.workers, card_gib=self.card_gib), console)
             return 0
         return _run(study, self.out or Path("runs") / study.name, self.workers)
 
@@ -332,11 +334,13 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import report, results
+    from cotalk.base import pick_device
     from cotalk.jobs import run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
 
-    show(plan(study), console)
+    device = "cpu" if pick_device(study.config.device) == "cpu" else "cuda"
+    show(plan(study, device=device, workers=workers), console)
     with Live(study, console) as live:
         document = run_study(study, out, workers or None, live)
     console.print(results.table(document))

@@ -1,0 +1,175 @@
+"""What playing and training ask for, in tokens, by arithmetic over a study: before anything runs, nothing is loaded.
+
+A chat's prompts grow by its messages, so tokens read and trained follow from the order, the view and the budgets:
+
+    dialogue      a seat's turn reads what it heard since its last one; a seat's chat is one training row
+    transcript    a turn reads the whole conversation again; each message is a training row
+
+Lengths are those at the caps (`share` 1: every message as long as its budget) or shorter by a share. The words around
+the messages (`Words`) are means, so tokens read are of the right size and tokens sampled at the caps are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cotalk.chat import Rules
+from cotalk.config import Config
+from cotalk.evaluate import Condition, Pass
+from cotalk.study import Job, Study
+
+PADDING = 1.2  # padded training rows against their tokens
+
+
+@dataclass(frozen=True)
+class Words:
+    """Tokens of a first prompt, and around each message that is told in a later one. usual: the share of its budget
+    that a message uses on average."""
+
+    prompt: int
+    line: int
+    usual: float
+
+
+FULL = Words(110, 28, 0.57)  # GSM8K dealt to two, our wording; published talk: 110 of 160 and 200 of 384
+SHORT = Words(33, 8, 0.21)  # the tiny base on puzzles (results/quickstart: 27 tokens a chat of at most 128)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a chat, in tokens.
+
+    first: of the prompt, alike in all chats of a task (facts, question, instructions). told: the conversation in it.
+    new: of what is told, what the seat has not read or said in its own row before.
+    """
+
+    seat: str
+    budget: int
+    sampled: float
+    first: int
+    told: float
+    new: float
+    opens: bool  # the seat's first turn
+
+
+@dataclass(frozen=True)
+class Play:
+    """Chats of one run that are played together. group: chats of a task; adapters: how many their rows name; only:
+    the turns that are played, where not all are."""
+
+    rules: Rules
+    chats: int
+    group: int
+    adapters: int
+    words: Words
+    only: tuple[int, ...] | None = None
+
+    def turns(self, share: float = 1.0) -> list[Turn]:
+        found: list[Turn] = []
+        held: dict[str, float] = {}  # by seat, what its last prompt and message held of the conversation
+        for at, seat in enumerate(self.rules.order):
+            told = sum(self._told(past, seat) for past in found)
+            before = held.get(seat, 0.0) if self.rules.view == "dialogue" else 0.0
+            budget = self.rules.budget(at)
+            said = budget * share
+            found.append(Turn(seat, budget, said, self.words.prompt, told, told - before, seat not in held))
+            held[seat] = told + said
+        return [turn for at, turn in enumerate(found) if self.only is None or at in self.only]
+
+    def _told(self, past: Turn, seat: str) -> float:
+        """Tokens of an earlier turn in a seat's prompt."""
+        own = past.seat == seat
+        line = 0 if own and self.rules.view == "dialogue" else self.words.line
+        return line + (past.sampled if own or self.rules.channel == "open" else 0)
+
+    def sampled(self, share: float = 1.0) -> float:
+        return self.chats * sum(turn.sampled for turn in self.turns(share))
+
+    def read(self, share: float, reuse: bool) -> float:
+        """Prompt tokens that the engine reads. reuse: what was read before and what prompts share is not read again
+        (`fast`); without, every different prompt is read whole."""
+        found = 0.0
+        for turn in self.turns(share):
+            if reuse:
+                found += turn.new
+                if turn.opens or self.rules.view == "transcript":
+                    found += turn.first / self.group
+            else:
+                found += turn.first + turn.told if turn.told else turn.first / self.group
+        return self.chats * found
+
+    def trained(self, share: float, packed: bool) -> float:
+        """Tokens of the training rows. packed: prompts that a task's rows share are counted once; else padded rows."""
+        turns = self.turns(share)
+        rest = sum(turn.new + turn.sampled for turn in turns)
+        if packed:
+            return self.chats * (rest + sum(turn.first for turn in turns if turn.opens) / self.group)
+        whole = turns if self.rules.view == "transcript" else [turn for turn in turns if turn.opens]
+        return PADDING * self.chats * (rest + sum(turn.first for turn in whole))
+
+    @property
+    def rows(self) -> int:
+        """Training rows."""
+        return self.chats * len(self.rules.order if self.rules.view == "transcript" else self.rules.seats)
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest prompt with its message."""
+        return max(turn.first + turn.told + turn.budget for turn in self.turns())
+
+
+def words_of(config: Config) -> Words:
+    return SHORT if config.base == "tiny" else FULL
+
+
+def adapters_of(config: Config) -> int:
+    """Of one run."""
+    return len(config.rules.seats) if config.adapters == "per_seat" else 1
+
+
+def step_play(config: Config) -> Play:
+    """The chats of one training step of a run."""
+    return Play(
+        config.rules, config.problems * config.chats, config.chats, adapters_of(config), words_of(config)
+    )
+
+
+def dev_play(config: Config) -> Play:
+    """One look of a run at the dev tasks."""
+    return replace(step_play(config), chats=config.dev_tasks, group=1)
+
+
+def dev_looks(config: Config) -> int:
+    """Dev tasks are played once each at step 0, every `dev_every` steps and at the last one."""
+    return (1 + -(-config.steps // config.dev_every)) if config.dev_tasks else 0
+
+
+def evaluation_plays(study: Study, job: Job) -> list[Play]:
+    """All that a job plays on held-out tasks, in order."""
+    config = study.job_config(job)
+    found = [_pass_play(config, condition, once) for condition, once in study.work(job)]
+    return found + list(_causal_plays(study, job, config))
+
+
+def _pass_play(config: Config, condition: Condition, once: Pass) -> Play:
+    rules = condition.rules(config)
+    chats = config.heldout_tasks * once.chats
+    if condition.hand == "half":
+        chats *= len(config.rules.seats)
+    adapters = adapters_of(config) if condition.trained else 0
+    return Play(rules, chats, once.chats, adapters, words_of(config))
+
+
+def _causal_plays(study: Study, job: Job, config: Config) -> Iterator[Play]:
+    """The plain pass, what the base would have said, and every knock-out."""
+    knocked = study.knockouts(job)
+    if not knocked:
+        return
+    plain = _pass_play(config, study.own_condition(job.arm), Pass(chats=study.evaluate.chats))
+    said = {turn for knockout in knocked if knockout.by == "base" for turn in knockout.turns}
+    yield plain
+    if said:
+        yield replace(plain, only=tuple(sorted(said)))
+    for _ in knocked:
+        yield plain
