@@ -8,9 +8,12 @@ The model: seed s has a mean m_s; task t a difficulty that every seed of every a
 the chance of seed s on task t is beta-distributed over tasks with mean m_s exactly; two chats a task, and seat B
 copies seat A's answer four times in five. With templates, half of a task's difficulty is its template's.
 
-It leaves out the noise floor (which only takes alarms away) and Holm (arithmetic). Prints a table and one JSON line.
+The noise floor has cells of its own (`--parts noise`): the same models are evaluated twice, three times over, and the
+floor must hold their difference; models that differ must get out of it.
 
-    OMP_NUM_THREADS=1 python bench/calibration.py --repeats 2000
+It leaves out Holm (arithmetic). Prints a table a part and one JSON line.
+
+    OMP_NUM_THREADS=1 python bench/calibration.py --repeats 2000 [--parts noise]
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -53,6 +56,16 @@ HEADINGS = {
     "steady": "helps/hurts, against a steady arm of the same mean",
     "margin": "no different, though they differ by the margin",
 }
+NOISE = {
+    "arms": "over the floor: the same runs evaluated again",
+    "base": "over the floor: the base again, as runs against the base",
+    "stand-in": "over the floor: as arms, trained_repeats = 1, the base's floor stands in",
+    "miss .02": "noise, of runs that score .02 lower",
+    "miss .05": "noise, of runs that score .05 lower",
+    "alarm": "helps/hurts, two arms alike, without the floor",
+    "left": "the same with it",
+}
+NOISE_SEEDS, NOISE_TASKS, EVALUATIONS = (3, 10), (100, 300), 3
 Floats = np.ndarray
 stats.MOST_REGROUPINGS = 0  # the exact p decides nothing here and would take most of the time
 
@@ -161,13 +174,88 @@ def seed_means(cell: Cell, lower: float, repeats: int, generator: np.random.Gene
 
 def answers(means: Floats, difficulty: Floats, generator: np.random.Generator) -> Floats:
     """Seed means (repeats, seeds) and difficulties (repeats, tasks) -> (repeats, seeds, tasks, 2 chats, 2 seats)."""
-    shape = *means.shape, difficulty.shape[1]
+    return play(chances(means, ranks(means.shape[1], difficulty, generator)), generator)
+
+
+def ranks(seeds: int, difficulty: Floats, generator: np.random.Generator) -> Floats:
+    """How hard each task is for each seed, uniform: (repeats, seeds, tasks)."""
+    shape = len(difficulty), seeds, difficulty.shape[1]
     own = generator.standard_normal(shape, dtype=np.float32)
-    rank = special.ndtr(math.sqrt(0.8) * difficulty[:, None, :] + math.sqrt(0.2) * own)
-    chance = rank ** ((1 - means) / means)[..., None]  # beta(m / (1 - m), 1): its mean is m
-    a, b, copied = (generator.random((*shape, 2), dtype=np.float32) for _ in range(3))
+    return np.asarray(special.ndtr(math.sqrt(0.8) * difficulty[:, None, :] + math.sqrt(0.2) * own))
+
+
+def chances(means: Floats, rank: Floats) -> Floats:
+    """Models: the chance of each seed on each task, beta(m / (1 - m), 1), whose mean is m."""
+    return np.asarray(rank ** ((1 - means) / means)[..., None])
+
+
+def play(chance: Floats, generator: np.random.Generator) -> Floats:
+    """One evaluation of these models: (repeats, seeds, tasks) -> (repeats, seeds, tasks, 2 chats, 2 seats)."""
+    a, b, copied = (generator.random((*chance.shape, 2), dtype=np.float32) for _ in range(3))
     first = a < chance[..., None]
     return np.stack([first, np.where(copied < 0.8, first, b < chance[..., None])], -1).astype(float)
+
+
+# --- the noise floor --------------------------------------------------------------------------------------
+
+
+def simulate_noise(cell: Cell, repeats: int, generator: np.random.Generator) -> dict[str, float]:
+    """How often a difference of unchanged models exceeds its floor, and how often one of other models does not."""
+    found: dict[str, list[bool]] = {name: [] for name in NOISE}
+    for at in range(0, repeats, 100):
+        played = evaluations(cell, min(100, repeats - at), generator)
+        for i in range(len(played["a"])):
+            for name, hit in judge_noise({name: arm[i] for name, arm in played.items()}).items():
+                found[name].append(hit)
+    return {name: float(np.mean(hits)) for name, hits in found.items()}
+
+
+def evaluations(cell: Cell, repeats: int, generator: np.random.Generator) -> dict[str, Floats]:
+    """Arms evaluated three times: {name: (repeats, 3 evaluations, seeds, tasks)}, each task's answers averaged.
+
+    `a`, and `again`: the very same models. `.02` and `.05`: each model lowered by the same factor, so that the
+    arm's mean is so much lower. `b`: other seeds of the same kind. `base`, and `untrained`: that base as runs.
+    """
+    difficulty = generator.standard_normal((repeats, cell.tasks))
+    means = seed_means(cell, 0.0, repeats, generator)
+    rank = ranks(cell.seeds, difficulty, generator)
+    base = chances(np.full((repeats, 1), FIXED), ranks(1, difficulty, generator))
+    models = {"a": chances(means, rank), "again": chances(means, rank)}
+    for lower in (0.02, 0.05):
+        factor = np.maximum(1 - lower / means.mean(1, keepdims=True), 0.01)
+        models[f".{100 * lower:02.0f}"] = chances(means * factor, rank)
+    other = seed_means(cell, 0.0, repeats, generator)
+    models["b"] = chances(other, ranks(cell.seeds, difficulty, generator))
+    models |= {"base": base, "untrained": np.repeat(base, cell.seeds, axis=1)}
+    return {
+        name: np.stack([play(chance, generator).mean((-1, -2)) for _ in range(EVALUATIONS)], 1)
+        for name, chance in models.items()
+    }
+
+
+def judge_noise(study: dict[str, Floats]) -> dict[str, bool]:
+    """One simulated study: study[name] is (evaluations, seeds, tasks); the first evaluation is the score."""
+    means = {name: arm.mean(-1) for name, arm in study.items()}  # (evaluations, seeds)
+    floors = {name: stats.noise_floor(*rows.T.tolist()) for name, rows in means.items()}
+
+    def compared(a: str, b: str) -> stats.Comparison:
+        if b == "base":
+            found = stats.compare_with_fixed(study[a][0], study[b][0])
+        else:
+            found = stats.compare_arms(means[a][0].tolist(), means[b][0].tolist())
+        return stats.with_noise(found, floors[a], floors[b])
+
+    stand_in = stats.with_noise(compared("a", "again"), floors["base"], floors["base"])
+    alike = compared("a", "b")
+    return {
+        "arms": compared("a", "again").verdict != "noise",
+        "base": compared("untrained", "base").verdict != "noise",
+        "stand-in": stand_in.verdict != "noise",
+        "miss .02": compared("a", ".02").verdict == "noise",
+        "miss .05": compared("a", ".05").verdict == "noise",
+        "alarm": replace(alike, noise=None).verdict in ("helps", "hurts"),
+        "left": alike.verdict in ("helps", "hurts"),
+    }
 
 
 # --- what not to do, and the speed ------------------------------------------------------------------------
@@ -202,8 +290,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repeats", type=int, default=2000)
     parser.add_argument("--key", type=int, default=0, help="of the random numbers")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 5, 10])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[2, 3, 5, 10], help="of the intervals' cells")
+    parser.add_argument("--parts", nargs="+", choices=("intervals", "noise"), default=["intervals", "noise"])
     arguments = parser.parse_args()
+    found: dict[str, object] = {"repeats": arguments.repeats, "numpy": np.__version__}
+    found["machine"] = platform.processor() or platform.machine()
+    if "intervals" in arguments.parts:
+        found |= intervals(arguments.repeats, arguments.key, arguments.seeds)
+    if "noise" in arguments.parts:
+        found["noise"] = noise(arguments.repeats, arguments.key)
+    print(json.dumps(found))
+
+
+def noise(repeats: int, key: int) -> list[dict[str, object]]:
+    """Prints the table of the noise floor and returns its rows."""
+    stats.MOST_REGROUPINGS = 0
+    rows = []
+    print("; ".join(f"{name}: {heading}" for name, heading in NOISE.items()))
+    print(f"{'seeds scatter':<20}{'seeds':>6}{'tasks':>6} | " + " ".join(f"{name:>8}" for name in NOISE))
+    for spread, seeds, tasks in product(SPREADS, NOISE_SEEDS, NOISE_TASKS):
+        generator = np.random.default_rng((key, 1, *map(ord, spread), seeds, tasks))
+        rates = simulate_noise(Cell(spread, seeds, tasks, False), repeats, generator)
+        rows.append({"spread": spread, "seeds": seeds, "tasks": tasks} | rates)
+        print(
+            f"{spread:<20}{seeds:>6}{tasks:>6} | " + " ".join(f"{rate:8.3f}" for rate in rates.values()),
+            flush=True,
+        )
+    return rows
+
+
+def intervals(repeats: int, key: int, of_seeds: list[int]) -> dict[str, object]:
+    """Prints the table of intervals and alarms, and returns its rows."""
     seconds = seconds_of_a_comparison()
     stats.MOST_REGROUPINGS = 0
     rows = []
@@ -213,23 +330,18 @@ def main() -> None:
         f"{'seeds scatter':<20}{'seeds':>6}{'tasks':>6}{'templates':>10} | "
         + " ".join(f"{n:>7}" for n in names)
     )
-    for spread, seeds, tasks, templates in product(SPREADS, arguments.seeds, TEMPLATES, (False, True)):
+    for spread, seeds, tasks, templates in product(SPREADS, of_seeds, TEMPLATES, (False, True)):
         cell = Cell(spread, seeds, tasks, templates)
-        generator = np.random.default_rng((arguments.key, *map(ord, spread), seeds, tasks, templates))
-        found = simulate(cell, arguments.repeats, generator)
+        generator = np.random.default_rng((key, *map(ord, spread), seeds, tasks, templates))
+        found = simulate(cell, repeats, generator)
         rows.append({"spread": spread, "seeds": seeds, "tasks": tasks, "templates": templates} | found)
         told = TEMPLATES[tasks] if templates else "-"
         numbers = " ".join(f"{found[name]:7.3f}" for name in names)
         print(f"{spread:<20}{seeds:>6}{tasks:>6}{told:>10} | {numbers}", flush=True)
-    nested = nested_coverage(max(100, arguments.repeats // 100 * 100), np.random.default_rng(arguments.key))
+    nested = nested_coverage(max(100, repeats // 100 * 100), np.random.default_rng(key))
     print(f"nested resampling, 10 seeds of sd .01, 100 tasks: {nested:.3f}")
     print(f"two arms of 10 seeds x 300 tasks, 10,000 resamples, exact p: {seconds:.2f} s")
-    print(
-        json.dumps(
-            {"repeats": arguments.repeats, "machine": platform.processor() or platform.machine()}
-            | {"numpy": np.__version__, "cells": rows, "nested": nested, "seconds": seconds}
-        )
-    )
+    return {"cells": rows, "nested": nested, "seconds": seconds}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """A whole training step of six stacked runs at the published caps, against the published engine, on one GPU.
 
-8 problems x 4 chats, order ABAB, every message as long as its budget (random weights), first prompts of about 110 tokens.
-Steps between the first (which pays for set-up) and the last (which writes checkpoints) are measured. Ours: the `fast` engine and the packed trainer, all runs in one stack. The
-published engine, one run: transformers' generate with PEFT on 32 rows a turn, then padded micro-batches of 8 rows.
+8 problems x 4 chats, order ABAB, every message as long as its budget (random weights), first prompts of about 110
+tokens. Steps between the first (which pays for set-up) and the last (which writes checkpoints) are measured. Ours: the
+`fast` engine and the packed trainer, all runs in one stack. The published engine, one run: transformers' generate with
+PEFT on 32 rows a turn, then padded micro-batches of 8 rows.
 
     PYTHONPATH=src python bench/step.py --peer --out results/bench/step.jsonl
 """
@@ -137,6 +138,7 @@ def stacked(shape: str, runs: int, view: str, steps: int, lengths: tuple[int, in
         "view": view, "runs": runs, "lengths": lengths, "seconds": statistics.median(times[later]),
         "engine_seconds": statistics.median(engines[later]), "training_seconds": statistics.median(trained[later]),
         "first_step_seconds": times[0], "load_seconds": loaded,
+        "checkpoint_seconds": max(0.0, times[-1] - statistics.median(times[later])),
         "tokens_sampled": sum(m["tokens"] for m in seen[-runs:]),
         "prompt_tokens_read": pair.engine.read_tokens / steps,  # type: ignore[attr-defined]
         "ratio_mean": [m["ratio/mean"] for m in seen], "gap_mean": max(m["logprob_gap/mean"] for m in seen),

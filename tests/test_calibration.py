@@ -71,3 +71,32 @@ def test_the_answers_of_one_simulated_task_depend_on_each_other(bench: ModuleTyp
     assert np.corrcoef(a, b)[0, 1] > 0.7  # seat B copies seat A four times in five
     first, other = study["a"][0].mean((1, 2)), study["a"][1].mean((1, 2))
     assert np.corrcoef(first, other)[0, 1] > 0.3  # seeds meet the same tasks
+
+
+@pytest.mark.parametrize(
+    ("spread", "seeds", "tasks"), [("even .13", 3, 100), ("two in three learn", 10, 100)]
+)
+def test_the_noise_floor_holds_evaluations_of_unchanged_models_and_lets_larger_differences_out(
+    bench: ModuleType, spread: str, seeds: int, tasks: int
+) -> None:
+    found = bench.simulate_noise(bench.Cell(spread, seeds, tasks, False), REPEATS, np.random.default_rng(5))
+    assert max(found["arms"], found["base"]) <= 0.10, found  # 0.05 and three standard errors
+    assert found["arms"] + found["base"] > 0.0  # nor by being as wide as it likes
+    assert found["miss .05"] < found["miss .02"]
+    assert found["miss .05"] <= (0.05 if seeds == 10 else 0.5)
+    assert found["left"] <= found["alarm"]  # the floor only takes alarms away
+
+
+def test_evaluations_of_one_simulated_model_differ_only_by_chance(bench: ModuleType) -> None:
+    """The same chances again: 400 differences average 0, and those of lowered models what they are lowered by."""
+    played = bench.evaluations(bench.Cell("even .13", 3, 300, False), 400, np.random.default_rng(6))
+    score = {name: arm[:, 0].mean((1, 2)) for name, arm in played.items()}  # (repeats,)
+    for name, lower in (("again", 0.0), (".02", 0.02), (".05", 0.05)):
+        difference = score["a"] - score[name]
+        assert difference.mean() == pytest.approx(lower, abs=4 * difference.std() / 20)
+    assert (score["a"] - score["again"]).std() < 0.3 * (score["a"] - score["b"]).std()
+    alike = [
+        np.corrcoef(played["untrained"][:, 0, 0].ravel(), played[n][:, 0, 0].ravel())[0, 1]
+        for n in ("base", "a")
+    ]
+    assert alike[0] > alike[1] + 0.1  # the runs that the base plays are the base, task by task

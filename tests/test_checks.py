@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +23,6 @@ from cotalk.checks import (
     git_state,
     length_of,
     overlap,
-    pass_at_k,
     scan,
     settle,
     template_of,
@@ -226,6 +226,7 @@ def spoilt(sound: Path, tmp_path: Path) -> Path:
 
 NAMED = {
     "schema": checks.schema, "runs": checks.finished, "pins": checks.pins, "measures": checks.measures,
+    "intervals": checks.intervals,
     "contamination": checks.contamination, "noise floor": checks.noise_floor,
     "is the talk needed": checks.talk_needed, "length and cut-off": checks.lengths,
     "strict and lenient": checks.grading, "pass@k": checks.solved_once, "reward hacking": checks.reward_hacking,
@@ -251,7 +252,7 @@ def test_a_sound_study_passes_every_check_that_applies(sound: Path) -> None:
         "over-optimisation", "random reward", "perturbed numbers",
     }  # fmt: skip
     assert not {name: told for name, told in verdicts.items() if told[0] not in ("pass", "not applicable")}
-    assert counts(check(sound)) == {"pass": 13, "not applicable": 3}
+    assert counts(check(sound)) == {"pass": 14, "not applicable": 3}
     assert verdicts["over-optimisation"][1] == "the proxy is the target"
 
 
@@ -263,6 +264,8 @@ def test_every_check_says_how_much_it_looked_at(sound: Path) -> None:
     assert looked["is the talk needed"][0] == 24
     assert looked["strict and lenient"][0] == 24 * 2 * (2 + 2 + 1 + 2 + 4 + 4)  # seats of each, and two seeds
     assert looked["reward hacking"][0] > 50
+    intervals, words = looked["intervals"]
+    assert intervals > 100 and words == f"{intervals} of {intervals} intervals, 1 of 1 comparisons"
 
 
 @pytest.mark.parametrize(
@@ -272,6 +275,7 @@ def test_every_check_says_how_much_it_looked_at(sound: Path) -> None:
         ("length and cut-off", ["scores"]), ("reward hacking", ["runs"]), ("strict and lenient", ["outcomes"]),
         ("pass@k", ["outcomes"]), ("is the talk needed", ["results.json"]), ("collapse", ["runs"]),
         ("pins", ["results.json"]), ("measures", ["results.json"]), ("schema", ["results.json"]), ("runs", ["runs"]),
+        ("intervals", ["results.json"]),
     ],
 )  # fmt: skip
 def test_a_check_that_looked_at_nothing_fails(spoilt: Path, check_name: str, gone: list[str]) -> None:
@@ -587,8 +591,73 @@ def test_answers_without_a_box_are_told_from_wrong_ones(spoilt: Path) -> None:
 
 def test_results_that_their_outcomes_do_not_give_are_stale(spoilt: Path) -> None:
     resaved(spoilt, "base_open", outcomes=lambda x: 1 - x)
-    each = found(spoilt, "strict and lenient")
-    assert each.result == "fail" and "base_open: results.json says 0." in each.detail
+    each = found(spoilt, "intervals")
+    assert each.result == "fail" and "conditions.base_open.score.mean is 0." in each.detail
+    assert re.search(r"and \d+ more; [\d,]+ of [\d,]+ numbers come out as they stand$", each.detail)
+
+
+@pytest.mark.parametrize(
+    "where", ["score.low", "per_seat.A.high", "pass_at.2.low", "talk.sends.low", "repeated.low"]
+)
+def test_an_interval_that_its_outcomes_do_not_give_fails(spoilt: Path, where: str) -> None:
+    document = json.loads((spoilt / "results.json").read_text())
+    *parents, last = where.split(".")
+    rate = document["conditions"]["trained_open"]
+    for key in parents:
+        rate = rate[key]
+    before = rate[last]
+    rate[last] = before - 1e-8 if last == "low" else before + (1 - before) / 2
+    (spoilt / "results.json").write_text(json.dumps(document))
+    for path in (spoilt, spoilt / "results.json"):
+        result = {each.name: each for each in check(path)}
+        assert result["schema"].result == "pass"  # nothing that one value says of another
+        assert result["intervals"].result == "fail"
+        assert f"conditions.trained_open.{where} is" in result["intervals"].detail
+
+
+@pytest.mark.parametrize("key", ["p", "low", "df", "exact_p", "noise"])
+def test_a_comparison_that_its_seeds_do_not_give_fails_even_without_outcomes(spoilt: Path, key: str) -> None:
+    document = json.loads((spoilt / "results.json").read_text())
+    document["comparisons"][0][key] *= 1.001
+    (spoilt / "results.json").write_text(json.dumps(document))
+    for path in (spoilt, spoilt / "results.json"):
+        each = found(path, "intervals")
+        assert each.result == "fail" and f"comparisons.0.{key} is" in each.detail
+        shutil.rmtree(spoilt / "outcomes", ignore_errors=True)
+
+
+def test_intervals_whose_outcomes_are_gone_are_counted_and_pointed_at(spoilt: Path) -> None:
+    (spoilt / "outcomes" / "floor.npz").unlink()
+    each = found(spoilt, "intervals")
+    assert each.result == "look" and "outcomes/*.npz do not give conditions.floor" in each.detail
+    some, everything = map(int, re.findall(r"(\d+) of (\d+) intervals", each.looked_at)[0])
+    assert 0 < some == each.n < everything
+    shutil.rmtree(spoilt / "outcomes")  # Welch's, of the seeds, is left
+    each = found(spoilt, "intervals")
+    assert (each.result, each.n, each.looked_at) == (
+        "look",
+        1,
+        f"1 of {everything} intervals, 1 of 1 comparisons",
+    )
+    document = json.loads((spoilt / "results.json").read_text()) | {"comparisons": []}
+    (spoilt / "results.json").write_text(json.dumps(document))
+    assert (found(spoilt, "intervals").result, found(spoilt, "intervals").n) == ("fail", 0)
+    alone = found(spoilt / "results.json", "intervals")
+    assert (alone.result, alone.n) == (
+        "not applicable",
+        0,
+    ) and "do not give conditions.base_open" in alone.detail
+
+
+def test_outcomes_of_other_tasks_or_of_another_version_cannot_be_used(spoilt: Path) -> None:
+    resaved(spoilt, "trained_closed", tasks=lambda names: names[::-1])
+    each = found(spoilt, "intervals")
+    assert (each.result, each.n) == ("fail", 0) and "the same tasks in the same order" in each.detail
+    document = json.loads((spoilt / "results.json").read_text())
+    document["measures"]["intervals"] = 1
+    (spoilt / "results.json").write_text(json.dumps(document))
+    each = found(spoilt, "intervals")
+    assert (each.result, each.n) == ("fail", 0) and "see schema and measures" in each.detail
 
 
 @pytest.mark.parametrize(
@@ -616,9 +685,13 @@ def test_a_study_in_which_nothing_was_updated_fails_the_on_policy_check(spoilt: 
     assert (found.result, found.n) == ("fail", 0)
 
 
-def test_pass_at_k_counts_a_task_that_any_chat_solved() -> None:
-    # one run, two tasks, two chats, one seat: task 0 solved once of two, task 1 never
-    assert pass_at_k(np.array([[[[1.0], [0.0]], [[0.0], [0.0]]]])) == (0.25, 0.5, 2)
+def test_pass_at_k_is_told_beside_the_mean_with_its_interval(sound: Path) -> None:
+    each = found(sound, "pass@k")
+    solved = results.read(sound)["conditions"]["base_open"]
+    mean, low, high = (solved["pass_at"]["2"][key] for key in ("mean", "low", "high"))
+    assert mean > solved["score"]["mean"]
+    assert f"], pass@2 {mean:.2f} [{low:.2f}, {high:.2f}]" in each.detail
+    assert each.n == TASKS * (4 + 2 * len(SEEDS))
 
 
 def test_tasks_that_need_no_talk_are_pointed_at(spoilt: Path) -> None:
@@ -760,7 +833,13 @@ def test_a_run_by_itself_and_a_results_file_are_checked_too(sound: Path) -> None
     assert {name: each.result for name, each in one.items() if each.result == "fail"} == {}
     assert one["contamination"].looked_at == "100 texts x 4, train against dev"
     assert (one["collapse"].n, one["length and cut-off"].n) == (STEPS, 1)
-    assert [each.name for each in check(sound / "results.json")] == ["schema", "pins", "measures"]
+    assert [each.name for each in check(sound / "results.json")] == [
+        "schema",
+        "pins",
+        "measures",
+        "intervals",
+    ]
+    assert [each.result for each in check(sound / "results.json")] == ["pass"] * 4
     assert Evidence(sound / "results.json").only_results
 
 
@@ -769,7 +848,7 @@ def test_the_command_prints_a_table_and_ends_in_1_on_a_fail(
 ) -> None:
     assert main(["check", str(sound)]) == 0
     shown = capsys.readouterr().out
-    assert "looked at" in shown and "noise floor" in shown and "13 pass" in shown
+    assert "looked at" in shown and "noise floor" in shown and "14 pass" in shown
     shutil.rmtree(spoilt / "outcomes")
     assert main(["check", str(spoilt), "--json"]) == 1
     told = {each["name"]: each for each in json.loads(capsys.readouterr().out)}

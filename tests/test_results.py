@@ -19,6 +19,7 @@ from scipy import stats
 
 from cotalk.errors import BadInput
 from cotalk.results import MEASURES, Score, build, check, compare_scores, read, schema, stale, table, write
+from cotalk.stats import rate_over_seeds
 
 TASKS = tuple(f"heldout-{i}" for i in range(40))
 
@@ -144,6 +145,18 @@ def test_one_run_is_rated_over_tasks_and_several_over_seeds() -> None:
     np.testing.assert_allclose(several.seat_rates["B"].mean, several.outcomes[..., 1].mean())
 
 
+def test_pass_at_k_counts_a_task_that_any_of_its_chats_solved() -> None:
+    """Seat A solves one of task 0's two chats, seat B none: (1 + 0) / 2 there, and 0 of every other task."""
+    outcomes = np.zeros((1, len(TASKS), 2, 2))
+    outcomes[0, 0] = [[1.0, 0.5], [0.0, 0.5]]  # half a point of a grader of one's own is not solved
+    one = replace(base("base_open", 0.2), outcomes=outcomes)
+    assert one.pass_at_k.mean == pytest.approx(0.5 / 40)
+    assert (one.pass_at_k.n, one.pass_at_k.unit) == (40, "tasks")
+    several = score("trained_open", 0.9, 0.5)
+    expected = np.maximum(several.outcomes[:, :, 0], several.outcomes[:, :, 1])
+    assert several.pass_at_k == rate_over_seeds(expected[:, :, None])
+
+
 def test_two_scores_are_compared_in_the_unit_that_they_allow() -> None:
     open_, closed = score("trained_open", 0.9, 0.8), score("trained_closed", 0.1, 0.0)
     assert compare_scores(open_, closed).unit == "seeds"
@@ -192,6 +205,28 @@ def test_the_document_has_the_shape_of_schema_1(results: dict[str, Any]) -> None
     )
     assert results["conditions"]["base_open"]["greedy"] is None
     assert list(results["conditions"]["skyline"]["per_seat"]) == ["A"]
+
+
+def test_pass_at_k_stands_beside_the_mean_of_every_pass_of_several_chats(results: dict[str, Any]) -> None:
+    for condition in results["conditions"].values():
+        (k,) = condition["pass_at"]
+        assert k == "2" and condition["pass_at"]["2"]["mean"] > condition["score"]["mean"]
+        assert condition["pass_at"]["2"].keys() == condition["score"].keys()
+    assert results["conditions"]["trained_open"]["pass_at"]["2"]["unit"] == "seeds+tasks"
+    once = base("base_open", 0.2)
+    single = {n: getattr(once, n)[:, :, :1] for n in ("outcomes", "strict", "lenient", "parsed")}
+    assert build("toy", [replace(once, **single)])["conditions"]["base_open"]["pass_at"] == {}
+
+
+def test_evaluations_made_again_have_a_mean_with_an_interval_and_their_n(results: dict[str, Any]) -> None:
+    """The base: m, m + .01, m - .01 has the mean m, an sd of .01 and df 2: m +- 4.30265 x .01 / sqrt(3)."""
+    untrained = results["conditions"]["base_open"]
+    found, half = untrained["repeated"], 4.30265 * 0.01 / 3**0.5
+    assert (found["n"], found["unit"]) == (3, "evaluations")
+    assert found["mean"] == pytest.approx(untrained["score"]["mean"])
+    assert found["high"] - found["mean"] == pytest.approx(half, abs=1e-6)
+    assert results["conditions"]["trained_open"]["repeated"]["n"] == 2  # of each of its three runs
+    assert results["conditions"]["skyline"]["repeated"] is None  # played once
 
 
 def test_talk_counts_only_the_tasks_that_a_measure_applies_to(results: dict[str, Any]) -> None:
@@ -313,6 +348,12 @@ SPOILED = [
     ("conditions.trained_open.repeats_per_seed.17", [0.1], "expected as many means for each of 17, 18, 19"),
     ("conditions.trained_open.repeats_per_seed.18", [1.5], "repeats_per_seed.18[0] is the number 1.5"),
     ("conditions.trained_open.repeats_per_seed.20", [0.9, 0.9], "as many means for each of 17, 18, 19"),
+    ("conditions.trained_open.pass_at", {"4": "2 chats"}, "pass_at.4 is '2 chats'; expected a rate"),
+    ("conditions.trained_open.pass_at.2.n", 40, "pass_at.2.n is 40; expected 3"),
+    ("conditions.trained_open.size.chats", 3, "expected 3 alone, the chats a task in size"),
+    ("conditions.base_open.repeated.mean", 0.5, "base_open.repeated is"),
+    ("conditions.base_open.repeated.n", 2, "repeated.n is 2; expected 3"),
+    ("conditions.base_open.repeated.unit", "tasks", "expected evaluations"),
     ("comparisons.0.a", "gone", "expected the name of a condition"),
     ("comparisons.0.verdict", "proves", "expected one of one seed"),
     ("comparisons.0.sentence", "", "the verdict in words"),
@@ -499,6 +540,9 @@ def test_the_table_shows_every_seed_and_every_rate_with_its_n_and_interval(resul
         assert f"{rate['mean']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]" in text
     assert "3 x 40 x 4" in text  # seeds x tasks x answers
     assert "40 x 4" in text.replace("3 x 40 x 4", "")  # the untrained base: two chats, two seats
+    assert "pass@2" in text and "3 evaluations" in text
+    for rate in (each["pass_at"]["2"] for each in results["conditions"].values()):
+        assert f"{rate['mean']:.2f} [{rate['low']:.2f}, {rate['high']:.2f}]" in text
     assert "39 tasks" in text  # sends, where one task has no private number
     assert results["comparisons"][0]["sentence"][:60] in text
 

@@ -26,6 +26,7 @@ from cotalk.stats import (
     exact_permutation_p,
     holm,
     rate_of_values,
+    rate_over_evaluations,
     rate_over_seeds,
     rate_over_tasks,
     task_means,
@@ -185,6 +186,24 @@ def test_every_interval_stays_inside_0_and_1_and_holds_its_mean(
     assert rate.low < rate.high
     mirrored = (rate_over_tasks if runs == 1 else rate_over_seeds)(1 - outcomes, clusters)
     assert mirrored.low == pytest.approx(1 - rate.high) and mirrored.high == pytest.approx(1 - rate.low)
+
+
+def test_evaluations_made_again_speak_of_these_models_and_hold_their_score_19_times_in_20() -> None:
+    """Of the runs .10 .12 .14 and .50 .50 .50: pooled variance .0008 / 4, so .31 +- 2.77645 x .0141421 / sqrt(6)."""
+    rate = rate_over_evaluations([(0.10, 0.12, 0.14), (0.50, 0.50, 0.50)])
+    assert rate is not None and str(rate) == "0.31 [0.29, 0.33] (3 evaluations)"
+    assert rate.high - rate.mean == pytest.approx(2.776445 * 0.0141421 / 6**0.5, abs=1e-6)
+    assert (
+        rate_over_evaluations([(0.1, 0.2)]) is rate_over_evaluations([]) is None
+    )  # known from one difference
+    assert rate_over_evaluations([(0.0, 0.0, 0.01)]).low == 0.0  # type: ignore[union-attr]
+    generator, hits = np.random.default_rng(0), 0
+    for _ in range(2000):  # three runs of true score .3, .5, .9, each evaluated three times on 800 answers
+        scores = generator.binomial(800, [[0.3], [0.5], [0.9]], (3, 3)) / 800
+        found = rate_over_evaluations(scores.tolist())
+        assert found is not None
+        hits += found.low <= (0.3 + 0.5 + 0.9) / 3 <= found.high
+    assert 0.935 <= hits / 2000 <= 0.965  # standard error .005
 
 
 # --- several runs: seeds are crossed with tasks -----------------------------------------------------------

@@ -34,6 +34,7 @@ from rich.text import Text
 from cotalk import results, stats
 from cotalk.config import Config
 from cotalk.errors import BadInput
+from cotalk.recompute import recompute
 from cotalk.results import Score
 from cotalk.run import read_lines
 from cotalk.sample import generator
@@ -157,10 +158,14 @@ class Evidence:
         return [found for path in (folder / f"{run}.jsonl", *again) if (found := self.lines(path))]
 
     @cached_property
+    def outcomes(self) -> list[Score]:
+        """outcomes/*.npz, sampled and greedy."""
+        return [Score.load(path) for path in sorted((self.path / "outcomes").glob("*.npz"))]
+
+    @property
     def scores(self) -> dict[str, Score]:
-        """outcomes/*.npz, the sampled ones, by condition."""
-        found = [Score.load(path) for path in sorted((self.path / "outcomes").glob("*.npz"))]
-        return {score.condition: score for score in found if score.decoding == "sampled"}
+        """The sampled ones, by condition."""
+        return {score.condition: score for score in self.outcomes if score.decoding == "sampled"}
 
     @property
     def conditions(self) -> Json:
@@ -452,7 +457,7 @@ def _longer(before: Length, after: Length) -> list[str]:
 
 LAST = 10  # steps at the end of training
 REGROUPINGS = 999
-SHOWN = 3  # features of a run that are named
+SHOWN = 3  # features of a run, or faults of one kind, that are named
 NOTICED = 0.2  # a correlation below it is not worth a person's time
 SURFACE: dict[str, Callable[[str], float]] = {
     "length": len,
@@ -590,7 +595,7 @@ def _over_optimised(steps: Sequence[Json]) -> list[str]:
 
 def grading(evidence: Evidence) -> Check:
     """Strict against lenient, and answers that could not be read apart from wrong ones."""
-    looks, fails, parts, n = [], [], [], 0
+    looks, parts, n = [], [], 0
     for name, score in evidence.scores.items():
         strict, lenient, parsed = map(float, map(np.nanmean, (score.strict, score.lenient, score.parsed)))
         n += int(np.isfinite(score.strict).sum())
@@ -602,32 +607,17 @@ def grading(evidence: Evidence) -> Check:
         looks += (
             [f"{name}: {1 - parsed:.2f} hold no box"] if name.startswith("trained") and parsed < 0.8 else []
         )
-        fails += _stale(evidence, name, score)
     looked_at = f"{n:,} answers of {len(evidence.scores)} conditions"
-    return settle("strict and lenient", looked_at, n, fails=fails, looks=looks, detail="; ".join(parts))
-
-
-def _stale(evidence: Evidence, name: str, score: Score) -> list[str]:
-    """Numbers of results.json that its outcomes do not give."""
-    told = evidence.conditions.get(name, {}).get("score", {}).get("mean")
-    if told is None or abs(told - score.rate.mean) < 1e-6:
-        return []
-    return [f"{name}: results.json says {told:.4f}, outcomes/{score.file_name} gives {score.rate.mean:.4f}"]
-
-
-def pass_at_k(outcomes: np.ndarray) -> tuple[float, float, int]:
-    """(runs, tasks, chats, seats) -> mean, share of (run, task, seat) that any of its k chats got right, k."""
-    right = np.asarray(outcomes) >= 1.0
-    return float(np.nanmean(outcomes)), float(right.any(2).mean()), outcomes.shape[2]
+    return settle("strict and lenient", looked_at, n, looks=looks, detail="; ".join(parts))
 
 
 def solved_once(evidence: Evidence) -> Check:
     """pass@k a task beside the mean: training that only sharpens moves the mean and not pass@k."""
     parts, n = [], 0
     for name, score in evidence.scores.items():
-        mean, once, k = pass_at_k(score.outcomes)
-        n += score.outcomes.shape[0] * score.outcomes.shape[1]
-        parts.append(f"{name} {mean:.2f}, pass@{k} {once:.2f}")
+        runs, tasks, k, _ = score.outcomes.shape
+        n += runs * tasks
+        parts.append(f"{name} {score.rate.brief}, pass@{k} {score.pass_at_k.brief}")
     return settle("pass@k", f"{n:,} tasks of {len(evidence.scores)} conditions", n, detail="; ".join(parts))
 
 
@@ -874,6 +864,37 @@ def schema(evidence: Evidence) -> Check:
     return settle("schema", f"{n} conditions", n, fails=faults[:5])
 
 
+def intervals(evidence: Evidence) -> Check:
+    """Every number that outcomes/*.npz and the seeds' means give comes out as it stands in results.json."""
+    name, document = "intervals", evidence.document
+    if not document or results.misshapen(document) or results.stale(document):
+        why = "this code cannot compute its values again: see schema and measures"
+        return settle(name, "0 intervals", 0, fails=[why] if document else [])
+    try:
+        found = recompute(document, evidence.outcomes)
+    except (BadInput, KeyError) as error:  # of other tasks, or of a condition that is not there
+        return settle(name, "0 intervals", 0, fails=[f"outcomes and comparisons do not fit: {error}"])
+    tests = f"{found.comparisons} of {len(document['comparisons'])} comparisons"
+    looked_at = f"{found.intervals} of {found.of} intervals, {tests}"
+    left = [place for place in found.left if not place.startswith("causal")]
+    more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    without = f"outcomes/*.npz do not give {', '.join(left[:SHOWN])}{more}" if left else ""
+    if evidence.only_results and not found.intervals:
+        return Check(name, looked_at, 0, "not applicable", without)
+    fails, unsaid = list(found.faults[:SHOWN]), len(found.faults) - SHOWN
+    looks = [without] if left else []
+    looks += [f"{pair}: its sentence is not what its numbers say" for pair in found.wording]
+    detail = f"{found.numbers - len(found.faults):,} of {found.numbers:,} numbers come out as they stand"
+    return settle(
+        name,
+        looked_at,
+        found.intervals,
+        fails=[*fails, f"and {unsaid} more"] if unsaid > 0 else fails,
+        looks=looks,
+        detail=detail,
+    )
+
+
 def finished(evidence: Evidence) -> Check:
     """Every run that the study names came to its end."""
     ended = [run for run, (_, where) in evidence.jobs.items() if (where / "done.json").is_file()]
@@ -885,10 +906,10 @@ def finished(evidence: Evidence) -> Check:
 
 # --- all of them ------------------------------------------------------------------------------------------
 
-OF_RESULTS = (schema, pins, measures)
+OF_RESULTS = (schema, pins, measures, intervals)
 OF_A_RUN = (finished, contamination, lengths, reward_hacking, over_optimisation, collapse, on_policy, pins)
 OF_A_STUDY = (
-    schema, finished, pins, measures, contamination, noise_floor, talk_needed, lengths, grading, solved_once,
+    schema, finished, pins, measures, intervals, contamination, noise_floor, talk_needed, lengths, grading, solved_once,
     reward_hacking, over_optimisation, collapse, on_policy, random_reward, perturbed_numbers,
 )  # fmt: skip
 

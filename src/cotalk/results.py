@@ -127,6 +127,17 @@ class Score:
         return {seed: list(row) for seed, row in zip(means, rows, strict=True)}
 
     @property
+    def repeated(self) -> Rate | None:
+        """Over evaluations of these very runs; None where too few were made."""
+        return stats.rate_over_evaluations(self.repeats)
+
+    @property
+    def pass_at_k(self) -> Rate:
+        """The share of tasks that any of a task's k chats solved (an outcome of 1): by seat and run, then averaged."""
+        solved = (self.outcomes >= 1.0).any(axis=2, keepdims=True)
+        return self._rate(np.asarray(solved, dtype=np.float64))
+
+    @property
     def seat_rates(self) -> dict[str, Rate]:
         return {seat: self._rate(self.outcomes[..., [at]]) for at, seat in enumerate(self.seats)}
 
@@ -238,15 +249,16 @@ def judge(found: Iterable[Comparison], margin: float | None) -> list[Comparison]
     return stats.correct(judged) if len(judged) > 1 else judged
 
 
-def noise_floors(scores: Mapping[str, Score]) -> dict[str, NoiseFloor | None]:
-    """The floor of one evaluation in each condition: its own where it was played again, else the untrained base's."""
-    base = stats.noise_floor(
-        *(row for score in scores.values() if score.seeds == (None,) for row in score.repeats)
-    )
-    return {name: stats.noise_floor(*score.repeats) or base for name, score in scores.items()}
+def noise_floors(repeats: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, NoiseFloor | None]:
+    """The floor of one evaluation in each condition: its own where it was played again, else the untrained base's.
+
+    repeats: {condition: {seed: means}}, as in `repeats_per_seed`.
+    """
+    base = stats.noise_floor(*(rows["base"] for rows in repeats.values() if "base" in rows))
+    return {name: stats.noise_floor(*rows.values()) or base for name, rows in repeats.items()}
 
 
-def _checkpoints(a: Score, b: Score) -> Json | None:
+def checkpoints(a: Score, b: Score) -> Json | None:
     """For one run against one: how far these two checkpoints lie apart, over tasks."""
     if len(a.seeds) > 1 or len(b.seeds) > 1:
         return None
@@ -296,7 +308,7 @@ def build(
     about = about or {}
     labels = {name: str(about.get(name, {}).get("label") or _words(name)) for name in sampled}
     conditions = {
-        name: dict(about.get(name, {})) | _condition(score, greedy.get(name))
+        name: dict(about.get(name, {})) | numbers_of(score, greedy.get(name))
         for name, score in sampled.items()
     }
     return {
@@ -331,12 +343,14 @@ def _by_condition(scores: Sequence[Score], decoding: str) -> dict[str, Score]:
     return dict(zip(names, chosen, strict=True))
 
 
-def _condition(score: Score, greedy: Score | None) -> Json:
+def numbers_of(score: Score, greedy: Score | None) -> Json:
+    """All that a condition of the document holds, but for its words."""
     again = score.repeats_per_seed
     return _measured(score) | {
         "greedy": None if greedy is None else _measured(greedy),
         "repeats": [float(np.mean(means)) for means in zip(*again.values(), strict=True)],
         "repeats_per_seed": again,
+        "repeated": None if score.repeated is None else score.repeated.as_json,
     }
 
 
@@ -345,6 +359,7 @@ def _measured(score: Score) -> Json:
         "score": score.rate.as_json,
         "per_seed": score.seed_means,
         "per_seat": {seat: rate.as_json for seat, rate in score.seat_rates.items()},
+        "pass_at": {str(chats): score.pass_at_k.as_json} if (chats := score.outcomes.shape[2]) > 1 else {},
         "talk": {name: rate.as_json for name, rate in talk.rates(score.talk, score.clusters).items()},
         "graded": {name: float(np.nanmean(getattr(score, name))) for name in ("strict", "lenient", "parsed")},
         "size": _size(score),
@@ -365,7 +380,7 @@ def _comparisons(
     for name in (name for pair in pairs for name in pair):
         if name not in sampled:
             raise BadInput(f"a comparison names {name!r}; expected one of {', '.join(sampled)}.")
-    floors = noise_floors(sampled)
+    floors = noise_floors({name: score.repeats_per_seed for name, score in sampled.items()})
     found = [
         stats.with_noise(compare_scores(sampled[a], sampled[b], labels[a], labels[b]), floors[a], floors[b])
         for a, b in pairs
@@ -373,7 +388,7 @@ def _comparisons(
     return [
         comparison.as_json
         | {"a": a, "b": b, "per_seed_a": sampled[a].seed_means, "per_seed_b": sampled[b].seed_means}
-        | {"checkpoints": _checkpoints(sampled[a], sampled[b])}
+        | {"checkpoints": checkpoints(sampled[a], sampled[b])}
         for (a, b), comparison in zip(pairs, judge(found, margin), strict=True)
     ]
 
@@ -410,8 +425,7 @@ def check(results: object) -> list[str]:
         return [f"the document is {_kind(results)}; expected an object"]
     if results.get("schema") != SCHEMA or results.get("schema") is True:
         return [f"schema is {results.get('schema')!r}; expected {SCHEMA}, all that this version reads"]
-    faults = [*_finite_faults(results, ""), *_shape_faults(results)]
-    if faults:
+    if faults := misshapen(results):
         return faults
     try:
         return list(_relation_faults(results))
@@ -425,6 +439,11 @@ def check(results: object) -> list[str]:
         return [
             f"the document has not the shape of results.schema.json ({error!r}); pip install jsonschema says where"
         ]
+
+
+def misshapen(results: Json) -> list[str]:
+    """Where the document departs from results.schema.json, or holds what JSON has not."""
+    return [*_finite_faults(results, ""), *_shape_faults(results)]
 
 
 def stale(results: Json) -> list[str]:
@@ -528,9 +547,12 @@ def _measured_faults(measured: Json, where: str) -> Iterator[str]:
     mean, expected = measured["score"]["mean"], sum(seeds.values()) / len(seeds)
     if abs(mean - expected) > 1e-6:
         yield f"{where}.score has the mean {mean} and its per_seed the mean {expected}; expected the same"
-    for group in ("per_seat", "talk"):
-        for name, rate in measured[group].items():
+    for group in ("per_seat", "talk", "pass_at"):
+        for name, rate in measured.get(group, {}).items():
             yield from _rate_faults(rate, f"{where}.{group}.{name}", len(seeds))
+    k, chats = [*measured.get("pass_at", {})], measured.get("size", {}).get("chats")
+    if k and chats and k != [str(chats)]:
+        yield f"{where}.pass_at has the keys {k}; expected {chats} alone, the chats a task in size"
 
 
 def _repeat_faults(condition: Json, where: str) -> Iterator[str]:
@@ -548,6 +570,14 @@ def _repeat_faults(condition: Json, where: str) -> Iterator[str]:
     told = condition["repeats"]
     if len(means) != len(told) or any(abs(a - b) > 1e-6 for a, b in zip(means, told, strict=True)):
         yield f"{where}.repeats is {told}; expected {means}, the means of repeats_per_seed"
+    if rate := condition.get("repeated"):
+        if (
+            not rate["low"] <= rate["mean"] <= rate["high"]
+            or abs(rate["mean"] - sum(means) / len(means)) > 1e-6
+        ):
+            yield f"{where}.repeated is {rate}; expected the mean of repeats within its interval"
+        if rate["n"] != len(means):
+            yield f"{where}.repeated.n is {rate['n']}; expected {len(means)}, the evaluations in repeats"
 
 
 def _rate_faults(rate: Json, where: str, runs: int) -> Iterator[str]:
@@ -596,15 +626,25 @@ def _told(versions: Mapping[str, int]) -> str:
 
 
 def table(results: Json) -> RenderableType:
-    """Scores with every seed, seats and talk as tables, then a sentence a comparison; for rich to print."""
+    """Scores, pass@k, seats, evaluations made again, talk; then a sentence a comparison. For rich to print."""
     conditions = results["conditions"]
     parts: list[RenderableType] = [_score_table(results["study"], conditions)]
     seats = {name: each["per_seat"] for name, each in conditions.items() if len(each["per_seat"]) > 1}
+    once = {
+        name: {"mean": each["score"]} | {f"pass@{k}": rate for k, rate in each["pass_at"].items()}
+        for name, each in conditions.items()
+        if each.get("pass_at")
+    }
+    again = {
+        name: {"mean of all": rate} for name, each in conditions.items() if (rate := each.get("repeated"))
+    }
     spoken = {
         name: {key: rate for key, rate in each["talk"].items() if key in SHOWN_TALK}
         for name, each in conditions.items()
     }
+    parts += _rate_table("pass@k: tasks that any of their k chats solved, beside the mean", conditions, once)
     parts += _rate_table("each seat's own answer", conditions, seats)
+    parts += _rate_table("the same models evaluated again, on the same tasks", conditions, again)
     parts += _rate_table("talk, over all seats", conditions, {n: row for n, row in spoken.items() if row})
     parts += [Text(f"{row['verdict']}: {row['sentence']}") for row in results["comparisons"]]
     parts += [Text(f"not up to date: {line}") for line in stale(results)]

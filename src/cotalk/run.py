@@ -21,6 +21,7 @@ import platform
 import tomllib
 import warnings
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from cotalk.learner import Learner
 
 TOKEN_STEPS = 10  # shards kept with keep_tokens = "last"
 KEPT_CHECKPOINTS = 2
+_THREADS = ThreadPoolExecutor(2, "checkpoint")  # a checkpoint is hashed and written at a few hundred MB a second
 
 
 def versions() -> dict[str, str]:
@@ -83,6 +85,7 @@ class RunDirectory:
 
     def __init__(self, path: Path):
         self.path = path
+        self._writer: Future[None] | None = None
 
     # --- config ---
 
@@ -158,7 +161,21 @@ class RunDirectory:
     # --- checkpoints ---
 
     def save_checkpoint(self, step: int, learner: Learner) -> None:
+        """Writes what training changed. Beside a GPU, which goes on meanwhile, the file is written by a thread."""
+        self.wait()
         tensors = learner_tensors(learner)
+        if learner.stack.device.type == "cpu":
+            self._write_checkpoint(step, tensors)
+        else:
+            self._writer = _THREADS.submit(self._write_checkpoint, step, tensors)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on disk; raises what its writing raised."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.result()
+
+    def _write_checkpoint(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
         about = {"step": step, "digest": _digest(step, tensors), "versions": versions()}
         path = self._checkpoint(step)
         write_atomically(path, safetensors.torch.save(tensors, metadata={"cotalk": json.dumps(about)}))
@@ -201,6 +218,7 @@ class RunDirectory:
 
     def finish(self, learner: Learner) -> None:
         """Saves the adapters in PEFT's format and marks the training as done."""
+        self.wait()
         for name, k in adapter_directories(learner).items():
             learner.stack.save(k, self.path / name)
         write_atomically(self.path / "done.json", json.dumps({"versions": versions()}, indent=2) + "\n")
@@ -243,7 +261,7 @@ def restore_learner(learner: Learner, tensors: dict[str, torch.Tensor]) -> None:
             for moment in ("step", "exp_avg", "exp_avg_sq"):
                 saved = tensors.get(f"{place}.{name}.{moment}")
                 if saved is not None:
-                    keep_on_cpu = moment == "step"
+                    keep_on_cpu = moment == "step" and not optimiser.defaults["fused"]
                     optimiser.state[parameter][moment] = (
                         saved.clone() if keep_on_cpu else saved.to(parameter.device)
                     )

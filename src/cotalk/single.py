@@ -126,6 +126,12 @@ def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:
     table.add_column("rate, 95% interval over tasks")
     found: dict[str, Any] = {"score": score.rate.as_json}
     table.add_row("team score", str(score.rate))
+    if (chats_a_task := score.outcomes.shape[2]) > 1:
+        found[f"pass@{chats_a_task}"] = score.pass_at_k.as_json
+        table.add_row(f"pass@{chats_a_task}", str(score.pass_at_k))
+    if score.repeated is not None:
+        found["repeated"] = score.repeated.as_json
+        table.add_row("evaluated again", str(score.repeated))
     for seat, rate in score.seat_rates.items():
         table.add_row(f"seat {seat}", str(rate))
         found[f"seat/{seat}"] = rate.as_json

@@ -9,6 +9,7 @@ or a method: one seed never supports one. Tasks are crossed with seeds (every se
     rate_over_seeds(outcomes)        several runs   -> 0.32 [0.14, 0.57] (3 seeds x 300 tasks x 4 answers)
     rate_of_values(values)           one value a task in [0, 1], NaN where it does not apply
     amount(values)                   the same for lengths: runs x tasks, no upper end
+    rate_over_evaluations(repeats)   the same models evaluated again and again -> 0.12 [0.11, 0.14] (3 evaluations)
     compare_arms(a, b)               seed means of two arms: Welch's t decides, an exact p beside it
     compare_with_fixed(runs, fixed)  an arm against something without a training seed (the untrained base)
     compare_checkpoints(a, b)        two single checkpoints on the same tasks, paired
@@ -40,7 +41,7 @@ from cotalk.errors import BadInput
 from cotalk.verdict import ALPHA, POWER, Comparison, Ends, Needed, count
 
 VERSION = 2  # of these formulas: raise it whenever the value of one could change
-UNITS = ("tasks", "seeds", "seeds+tasks")
+UNITS = ("tasks", "seeds", "seeds+tasks", "evaluations")
 SEEDS_TO_RESAMPLE = 10  # from here on the crossed bootstrap, below t
 TASKS_TO_RESAMPLE = 20  # tasks (or templates); with fewer there is too little to resample
 MOST_NEEDED = 1_000_000
@@ -56,7 +57,8 @@ Clusters = Sequence[Hashable] | None  # each task's template; None: a task of it
 class Rate:
     """A mean with its 95% interval, how many units it stands on, and which unit that is.
 
-    `n` counts tasks for the unit `tasks` and seeds for `seeds` and `seeds+tasks` (the scarcer of the two).
+    `n` counts tasks for the unit `tasks`, seeds for `seeds` and `seeds+tasks` (the scarcer of the two), evaluations of
+    the same models for `evaluations`.
     The rest only serves printing: how many `tasks` each of those seeds met, `answers` a task, and the `seed` of a
     single trained run.
     """
@@ -100,6 +102,8 @@ class Rate:
             whose = f"seed {self.seed}: " if self.seed else ""
             answers = f", {count(self.n * self.answers, 'answer')}" if self.answers else ""
             return f"{whose}{count(self.n, 'task')}{answers}"
+        if self.unit == "evaluations":
+            return count(self.n, "evaluation")
         parts = [count(self.n, "seed")]
         if self.tasks and self.unit != "seeds":
             parts += [count(self.tasks, "task")] + ([count(self.answers, "answer")] if self.answers else [])
@@ -203,6 +207,20 @@ def amount(values: ArrayLike, clusters: Clusters = None) -> Rate:
         raise BadInput("amount was given a single task (or template); an interval needs at least two.")
     half = _t(df) * math.sqrt(variance)
     return Rate(mean, max(0.0, mean - half), mean + half, n, unit, tasks=kept.shape[-1])
+
+
+def rate_over_evaluations(repeats: Sequence[Sequence[float]]) -> Rate | None:
+    """The mean score of unchanged models over evaluations, (runs, evaluations) of means; None without a `noise_floor`.
+
+    mean +- t x floor / sqrt(runs x evaluations), within [0, 1]: what these very models score on these very tasks, were
+    they evaluated without end. It speaks of no new seed and no new task, and only shows how far one evaluation reaches.
+    """
+    floor = noise_floor(*repeats)
+    if floor is None:
+        return None
+    means = np.asarray(repeats, dtype=np.float64)  # (runs, evaluations)
+    mean, half = float(means.mean()), _t(floor.df) * floor.sd / math.sqrt(means.size)
+    return Rate(mean, max(0.0, mean - half), min(1.0, mean + half), means.shape[1], "evaluations")
 
 
 def task_means(outcomes: ArrayLike) -> Floats:

@@ -14,6 +14,7 @@ from cotalk.engines.hf import HfEngine
 from cotalk.lora import Stack
 from cotalk.padded import PaddedScorer
 from cotalk.rows import Row
+from cotalk.run import read_lines
 from cotalk.sample import generator
 from test_hf_engine import prompts, same, view
 
@@ -119,3 +120,61 @@ def test_an_unsupported_architecture_is_named() -> None:
     shape = {k: v for k, v in SIZES.items() if k != "initializer_range"}
     model = AutoModelForCausalLM.from_config(Gemma3TextConfig(**shape, tie_word_embeddings=False))
     assert "gemma3" in why_not(model)
+
+
+def toy_runs(path, names: str, dtype: str, steps: int) -> dict:
+    """Runs on one stack on the GPU, played to their ends; {name: adapter's tensors}."""
+    from conftest import small_base
+    from cotalk.engines import Table
+    from cotalk.engines.choose import choose
+    from cotalk.learner import Learner
+    from cotalk.run import learner_tensors
+    from cotalk.stack import drive
+    from cotalk.train import train
+    from toy import toy_config, toy_run
+
+    base = small_base(hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    model = base.model.to("cuda", getattr(torch, dtype))
+    stack = Stack(model, len(names), 4, 8.0)
+    pair = choose("auto", stack, base.form.end_ids)
+    assert isinstance(pair.engine, FastEngine)
+    runs = {}
+    for k, name in enumerate(names, start=1):
+        config = toy_config(steps=steps, seed=ord(name), lr=0.002)
+        run = toy_run(path / name, config, stack, first=k)
+        run.learner = Learner(stack, {"A": k, "B": k}, config, pair.scorer(config.temperature))
+        runs[name] = run
+
+    def failed(_: str, error: Exception) -> None:
+        raise error
+
+    drive({name: train(run) for name, run in runs.items()}, Table(pair.engine), failed)
+    return {name: learner_tensors(run.learner) for name, run in runs.items()}
+
+
+def test_a_run_alone_and_in_a_stack_ends_in_the_same_adapter_within_1e_3(tmp_path) -> None:
+    """float32, 6 steps: other row counts change the last bits of a product, never the tokens here."""
+    alone = toy_runs(tmp_path / "alone", "b", "float32", 6)["b"]
+    stacked = toy_runs(tmp_path / "stacked", "abcd", "float32", 6)["b"]
+    said = [
+        [m["said"] for chat in read_lines(tmp_path / where / "b" / file) for m in chat["messages"]]
+        for where in ("alone", "stacked")
+        for file in ("chats.jsonl", "dev.jsonl")
+    ]
+    assert said[:2] == said[2:] and len(said[0]) == 6 * 6 * 4
+    moved = [name for name in alone if "lora_" in name and not name.endswith(("step", "avg", "avg_sq"))]
+    assert len(moved) == 28
+    for name in moved:
+        assert (alone[name] - stacked[name]).norm() <= 1e-3 * alone[name].norm().clamp(min=1e-3), name
+
+
+def test_a_run_on_a_gpu_resumes_from_its_checkpoint(tmp_path) -> None:
+    whole = toy_runs(tmp_path / "whole", "a", "float32", 4)["a"]
+    toy_runs(tmp_path / "parts", "a", "float32", 4)
+    parts = tmp_path / "parts/a"
+    for path in (parts / "done.json", parts / "checkpoints/step-000004.safetensors"):
+        path.unlink()
+    again = toy_runs(tmp_path / "parts", "a", "float32", 4)["a"]
+    assert again.keys() == whole.keys()
+    for name in whole:
+        assert torch.allclose(again[name].float(), whole[name].float(), rtol=1e-3, atol=1e-5), name

@@ -16,7 +16,6 @@ import triton.language as tl
 from cotalk.decoder.twins import PAGE
 from cotalk.decoder.weights import Decoder, Fused, Layer
 
-
 # rows at most -> (rows, columns, warps) of a tile, the fastest of those tried on an H200 (LAB.md)
 SILU_TILES = {64: (16, 64, 2), 1024: (32, 128, 2), 1 << 31: (64, 64, 8)}
 
