@@ -286,6 +286,34 @@ class BaseCommand:
 
 
 @dataclass
+class BenchCommand:
+    """Measure this machine with random weights of a known shape: decoding, reading prompts, training, a whole step.
+
+    Example: cotalk bench --shape qwen2.5-1.5b
+    """
+
+    shape: str = ""
+    """qwen2.5-1.5b, qwen2.5-0.5b, smollm2-135m or tiny; if not given, the first on a GPU and the last on a CPU."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from cotalk import machine
+        from cotalk.base import pick_device
+
+        device = pick_device(self.device)
+        shape = self.shape or ("tiny" if device == "cpu" else "qwen2.5-1.5b")
+        found = machine.measure(shape, device, Console(stderr=True))
+        if self.json:
+            print(json.dumps(found.as_json(), indent=2))
+        else:
+            machine.show(found, console)
+        return 0
+
+
+@dataclass
 class Selftest:
     """Prove dealing, chat, masks, credit and measures offline, in seconds.
 
@@ -308,6 +336,7 @@ Command = Annotated[
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]
+    | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
     | Annotated[Selftest, tyro.conf.subcommand("selftest")],
     tyro.conf.OmitSubcommandPrefixes,
     tyro.conf.ConsolidateSubcommandArgs,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from cotalk.chat import Rules
 from cotalk.config import Config
+from cotalk.decoder.ops import PAGE
 from cotalk.evaluate import Condition, Pass
 from cotalk.study import Job, Study
 
@@ -24,16 +25,19 @@ PADDING = 1.2  # padded training rows against their tokens
 
 @dataclass(frozen=True)
 class Words:
-    """Tokens of a first prompt, and around each message that is told in a later one. usual: the share of its budget
-    that a message uses on average."""
+    """Tokens that nobody samples: of a first prompt, around each message that is told, and of one more user turn in
+    the dialogue view. usual: the share of its budget that a message uses on average."""
 
     prompt: int
     line: int
+    turn: int
     usual: float
 
 
-FULL = Words(110, 28, 0.57)  # GSM8K dealt to two, our wording; published talk: 110 of 160 and 200 of 384
-SHORT = Words(33, 8, 0.21)  # the tiny base on puzzles (results/quickstart: 27 tokens a chat of at most 128)
+FULL = Words(110, 3, 22, 0.57)  # GSM8K dealt to two, our wording; published talk: 110 of 160 and 200 of 384
+SHORT = Words(
+    33, 4, 7, 0.21
+)  # the tiny base on puzzles (results/quickstart: 27 tokens a chat of at most 128)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Turn:
     """One turn of a chat, in tokens.
 
     first: of the prompt, alike in all chats of a task (facts, question, instructions). told: the conversation in it.
-    new: of what is told, what the seat has not read or said in its own row before.
+    new: of what is told, what the seat has not read or said in its own row before. opens: the seat's first turn.
+    alike: nothing in the prompt was sampled.
     """
 
     seat: str
@@ -50,7 +55,8 @@ class Turn:
     first: int
     told: float
     new: float
-    opens: bool  # the seat's first turn
+    opens: bool
+    alike: bool
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,15 @@ class Play:
     def turns(self, share: float = 1.0) -> list[Turn]:
         found: list[Turn] = []
         held: dict[str, float] = {}  # by seat, what its last prompt and message held of the conversation
+        dialogue = self.rules.view == "dialogue"
         for at, seat in enumerate(self.rules.order):
+            opens = seat not in held
             told = sum(self._told(past, seat) for past in found)
-            before = held.get(seat, 0.0) if self.rules.view == "dialogue" else 0.0
-            budget = self.rules.budget(at)
-            said = budget * share
-            found.append(Turn(seat, budget, said, self.words.prompt, told, told - before, seat not in held))
-            held[seat] = told + said
+            told += self.words.turn * sum(past.seat == seat for past in found) if dialogue else 0
+            budget, new = self.rules.budget(at), told - (held.get(seat, 0.0) if dialogue else 0.0)
+            alike = opens and (self.rules.channel == "closed" or not found)
+            found.append(Turn(seat, budget, budget * share, self.words.prompt, told, new, opens, alike))
+            held[seat] = told + budget * share
         return [turn for at, turn in enumerate(found) if self.only is None or at in self.only]
 
     def _told(self, past: Turn, seat: str) -> float:
@@ -87,16 +95,19 @@ class Play:
         return self.chats * sum(turn.sampled for turn in self.turns(share))
 
     def read(self, share: float, reuse: bool) -> float:
-        """Prompt tokens that the engine reads. reuse: what was read before and what prompts share is not read again
-        (`fast`); without, every different prompt is read whole."""
+        """Prompt tokens that the engine reads. reuse: what a seat read before is not read again, nor are the whole
+        pages that a task's prompts begin with (`fast`); without, every different prompt is read whole."""
         found = 0.0
         for turn in self.turns(share):
-            if reuse:
-                found += turn.new
-                if turn.opens or self.rules.view == "transcript":
-                    found += turn.first / self.group
+            if turn.alike:
+                found += (turn.first + turn.told) / self.group
+            elif not reuse:
+                found += turn.first + turn.told
+            elif turn.opens or self.rules.view == "transcript":
+                pages = turn.first // PAGE * PAGE
+                found += pages / self.group + turn.first - pages + turn.told
             else:
-                found += turn.first + turn.told if turn.told else turn.first / self.group
+                found += turn.new
         return self.chats * found
 
     def trained(self, share: float, packed: bool) -> float:
