@@ -74,10 +74,13 @@ def main() -> None:
     peer = peer_ms(options.shape, 32, options.context) if options.peer else None
     Console(width=110).print(table)
     found = {
-        "bench": "decode", "shape": options.shape, "context": options.context, "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "copy_tb_s": roof.bytes_a_second / 1e12, "matmul_tflops": roof.flops / 1e12,
-        "cases": lines, "generate_peft_32_rows_ms": peer,
-    }  # fmt: skip
+        **bench.about("decode", options.shape),
+        "context": options.context,
+        "copy_tb_s": roof.bytes_a_second / 1e12,
+        "matmul_tflops": roof.flops / 1e12,
+        "cases": lines,
+        "generate_peft_32_rows_ms": peer,
+    }
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found) + "\n")

@@ -98,6 +98,10 @@ def main() -> None:
         for runs in options.runs:
             made = stacked(options.shape, runs, view, options.steps, lengths)
             found.append(made)
+            print(
+                json.dumps({k: v for k, v in made.items() if k not in ("ratio_mean", "grad_norm")}),
+                flush=True,
+            )
             table.add_row(
                 f"{runs}, {view}", f"{made['seconds']:.2f}", f"{made['engine_seconds']:.2f}",
                 f"{made['training_seconds']:.2f}", f"{made['seconds'] / runs:.2f}",
@@ -105,8 +109,7 @@ def main() -> None:
                 f"{statistics.mean(made['ratio_mean']):.4f}", f"{made['peak_gib']:.0f}",
             )  # fmt: skip
     line: dict[str, Any] = {
-        "bench": "step", "shape": options.shape, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "ours": found,
+        **bench.about("step", options.shape),  "ours": found,
     }  # fmt: skip
     if options.peer:
         line["published"] = published(options.shape, lengths)

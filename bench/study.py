@@ -121,7 +121,10 @@ def main() -> None:
                 f"{setup:.0f}", f"{whole:.1f}", f"{PUBLISHED_MINUTES / whole:.0f}",
             )  # fmt: skip
     Console(width=130).print(table)
-    line = {"bench": "study", "shape": options.shape, "device": torch.cuda.get_device_name(), "parts": found}
+    line = {
+        **bench.about("study", options.shape),
+        "parts": found,
+    }
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(line) + "\n")

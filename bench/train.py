@@ -62,10 +62,12 @@ def main() -> None:
         lines.append({"how": name, "tokens": tokens, "ms": ms, "tflops": tflops})
     Console(width=130).print(table)
     found = {
-        "bench": "train", "shape": options.shape, "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "parameters": parameters, "matmul_tflops": roof.flops / 1e12, "cases": lines,
+        **bench.about("train", options.shape),
+        "parameters": parameters,
+        "matmul_tflops": roof.flops / 1e12,
+        "cases": lines,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-    }  # fmt: skip
+    }
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(found) + "\n")

@@ -14,6 +14,7 @@ from cotalk.chat import Player
 from cotalk.config import Config
 from cotalk.errors import BadInput
 from cotalk.methods import Group
+from cotalk.partners import Cast
 
 
 class LeaveOneOut:
@@ -24,8 +25,8 @@ class LeaveOneOut:
             )
         self.chats = config.chats
 
-    def seat(self, group: Group, number: int, learners: dict[str, Player]) -> dict[str, Player]:
-        return learners
+    def seat(self, group: Group, number: int, cast: Cast) -> dict[str, Player]:
+        return cast.own
 
     def wants(self, group: Group) -> int:
         return self.chats - len(group.chats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may ask the hub; read when transformers is imported
@@ -117,3 +118,53 @@ def gsm8k() -> str:
     if not where or not os.path.isfile(os.path.join(where, "train.jsonl")):
         pytest.skip("real GSM8K is not here: set COTALK_GSM8K to a directory with train.jsonl and test.jsonl")
     return where
+
+
+# --- a real browser -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """Debian's chromium, driven by playwright. COTALK_BROWSER=required (CI): its absence is a failure, not a skip."""
+    path = os.environ.get("COTALK_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    lacking = "" if path else "there is no chromium here: apt-get install chromium"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        lacking = "playwright is not installed: pip install 'cotalk[test]'"
+    if lacking:
+        told = f"{lacking}; the tests in a real browser are left out"
+        pytest.fail(told) if os.environ.get("COTALK_BROWSER") == "required" else pytest.skip(told)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """An open page, and all that it complained about or asked from outside."""
+
+    def __init__(self, browser, **settings):
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        settings = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce"} | settings
+        self.page = browser.new_page(**settings)
+        self.page.on(
+            "console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+
+@pytest.fixture
+def tab(chromium):
+    """tab(**settings) -> a Tab; closed at the end."""
+    tabs = []
+
+    def make(**settings):
+        tabs.append(Tab(chromium, **settings))
+        return tabs[-1]
+
+    yield make
+    for each in tabs:
+        each.page.close()

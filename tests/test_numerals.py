@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotalk.numerals import has_number, numbers
+from cotalk.numerals import has_number, located, numbers
 
 HALF = Fraction(1, 2)
 SMALL = (
@@ -105,3 +105,25 @@ def test_a_huge_text_takes_time_in_proportion(piece: str) -> None:
 
 def test_a_run_of_digits_too_long_to_be_a_number_is_passed_over() -> None:
     assert numbers("7 and " + "9" * 5000 + " and 8") == [7, 8]
+
+
+def test_each_number_is_found_where_it_stands() -> None:
+    text = "½ of  the 1½ dozen\n and 3 1/2 - twenty–five, 1,200 or two  hundred"
+    found = [(text[start:end], *map(str, values)) for start, end, values in located(text)]
+    assert found == [
+        ("½", "1/2"),
+        ("1½", "3/2"),
+        ("dozen", "12"),
+        ("3 1/2", "7/2"),
+        ("twenty–five", "25"),
+        ("1,200", "1200"),
+        ("two  hundred", "200"),
+    ]
+
+
+@given(st.text(alphabet="0123456789 \n,./-½¾abcdeghilnorstuwy–%"))
+def test_the_numbers_that_are_located_are_the_numbers_that_are_read(text: str) -> None:
+    found = located(text)
+    assert [value for *_, values in found for value in values] == numbers(text)
+    ends = [0, *(place for start, end, _ in found for place in (start, end)), len(text)]
+    assert ends == sorted(ends)

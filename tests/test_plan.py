@@ -92,6 +92,29 @@ def test_what_is_not_evaluated_costs_nothing() -> None:
     assert plan(knocked, device="cpu").evaluation.sampled == nothing_more + 3 * 20 * (80 + 50 + 8 * 80)
 
 
+def test_a_cross_play_matrix_counts_each_of_its_cells() -> None:
+    """Six runs, the base and a script: 8 x 8 cells less the script with itself, 5 tasks x 2 chats x 80 tokens each."""
+    once = {"cross": 5, "cross_chats": 2, "guests": ["script:terse"]}
+    more, less = (plan(made(evaluate=e), device="cpu").evaluation.sampled for e in (once, {}))
+    assert more - less == 63 * 5 * 2 * 80
+
+
+def test_a_run_whose_chats_are_counted_ends_with_them_and_a_method_that_draws_more_is_named() -> None:
+    """20 chats of 6 a step: 4 steps of the 10."""
+    arms = {
+        "plain": {},
+        "few": {"samples": 20},
+        "ada": {"method": "ada"},
+        "again": {"method": "leave_one_out"},
+    }
+    found = plan(made(arms=arms, run=RUN | {"channel": "open"}), device="cpu")
+    assert found.steps == (4, 10)
+    assert found.training.sampled == 3 * (10 + 4 + 10 + 10) * 6 * 80
+    assert found.more == ("ada", "again")
+    assert "ada, again" in dict(found.lines())["not counted"]
+    assert "not counted" not in dict(plan(made(), device="cpu").lines())
+
+
 WORDS = Words(prompt=100, line=5, turn=7, usual=0.5)
 
 
@@ -216,6 +239,8 @@ def test_the_cache_is_a_share_of_the_card_and_the_plan_says_what_of_it_the_caps_
     found = plan(read_study("talk-to-solve"), card_gib=80)
     assert found.card is not None and found.memory is not None
     assert found.memory["KV cache"] == 0.25 * 80 * GIB
+    tiny = plan(read_study("quickstart"), card_gib=80)
+    assert tiny.memory is not None and tiny.memory["KV cache"] == 4 * tiny.kv_needed < 0.25 * 80 * GIB
     # 512 rows, each at its longest: 110, then 160 + 160 + 384 told with 3 around each, and 384 sampled: 19 pages of 64
     assert found.kv_needed == 512 * 19 * 64 * QWEN.kv * 2
     assert "of a GPU of 80 GiB" in dict(found.lines())["memory at the caps"]

@@ -363,6 +363,8 @@ def test_a_worked_solution_invents_nothing_and_a_made_up_number_is_seen() -> Non
         hands=hands,
     )  # 48/2 reads as 24 = 48 * 1/2; 72 = 48 + 24; 20 = .25 * 80; only 613 comes from nowhere
     assert invented(line, line) == [(0, 1), (0, 1), (0, 5), (1, 3)]
+    judged = [list(each.values()) for each in talk.origins(line)]  # the same, number by number
+    assert [(tags.count("!"), len(tags)) for tags in judged] == invented(line, line)
     found = measures([line])
     assert (found["invented/A"][0], found["invented/B"][0]) == (0.0, 0.25)
     assert found["invented/turn3"][0] == pytest.approx(1 / 3)

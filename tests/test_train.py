@@ -13,6 +13,7 @@ from conftest import deals
 from cotalk.chat import BASE, Chat, Message, Player, Rules
 from cotalk.grade import load_grader
 from cotalk.methods import GRPO, Group
+from cotalk.partners import Cast
 from cotalk.run import RunDirectory
 from cotalk.train import Run, grade, resume, step_metrics, tasks_of
 from toy import Dying, Killed, engine_of, everything, pay, play, toy_config, toy_grader, toy_run
@@ -197,8 +198,8 @@ def test_a_failing_step_leaves_the_chats_before_it(tmp_path: Path) -> None:
 class Adaptive(GRPO):
     """Asks for two more chats, once, and seats the base as B in every odd chat."""
 
-    def seat(self, group: Group, number: int, learners: dict[str, Player]) -> dict[str, Player]:
-        return learners | ({"B": BASE} if number % 2 else {})
+    def seat(self, group: Group, number: int, cast: Cast) -> dict[str, Player]:
+        return cast.own | ({"B": BASE} if number % 2 else {})
 
     def wants(self, group: Group) -> int:
         return {0: 2, 2: 2}.get(len(group.chats), -3)
@@ -227,7 +228,7 @@ def test_a_later_round_draws_the_chats_that_one_round_would_have_drawn(tmp_path:
         toy_run(tmp_path / "more", toy_config(steps=1)),
     )
     more.method = Adaptive(more.config)
-    more.method.seat = lambda group, number, learners: learners
+    more.method.seat = lambda group, number, cast: cast.own
     play(one)
     play(more)
     said = [

@@ -1,8 +1,8 @@
 """The base: a frozen transformers causal LM with its tokenizer and chat template, from wherever it lies.
 
-"tiny" ships with the package; a hub name goes to the Hugging Face hub; a directory or a .gguf file is read from
-disk. Weights are read as safetensors (or GGUF), never as pickles, and no remote code runs. A directory may hold
-`cotalk_base.json` with the wording and view that the base was made for.
+"tiny" and "stranger" ship with the package; a hub name goes to the Hugging Face hub; a directory or a .gguf file is
+read from disk. Weights are read as safetensors (or GGUF), never as pickles, and no remote code runs. A directory may
+hold `cotalk_base.json` with the wording and view that the base was made for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from cotalk.lora import weights_sha256
 from cotalk.view import ChatFormat
 
 TINY = Path(__file__).parent / "bases" / "tiny"
+SHIPPED = {"tiny": TINY, "stranger": TINY.parent / "stranger"}  # with the package, by name
 LINE_TOKENS = 32  # around a message: its speaker, the instruction, the template's own
 LARGE = 200_000_000  # bytes of weights that take long enough to read for a progress bar
 
@@ -94,10 +95,12 @@ def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str
     """
     device = pick_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
-    where = TINY if name == "tiny" else Path(name).expanduser()
-    if name == "tiny" and not (where / "config.json").is_file():
+    where = SHIPPED.get(name) or Path(name).expanduser()
+    if name in SHIPPED and not (where / "config.json").is_file():
+        made = "" if name == "tiny" else f" --settings {where.parent / name}.toml"
         raise BadInput(
-            f"the tiny base is missing from {where}: reinstall cotalk, or make it with `cotalk base tiny --out {where}`"
+            f"the {name} base is missing from {where}: reinstall cotalk, or make it with "
+            f"`cotalk base tiny{made} --out {where}`"
         )
     if where.suffix == ".gguf":
         model, tokenizer = _from_gguf(where, dtype)

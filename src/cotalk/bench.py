@@ -195,6 +195,15 @@ def train_flops(parameters: int, tokens: int) -> float:
     return 4.0 * parameters * tokens
 
 
+def about(name: str, shape: str) -> dict[str, Any]:
+    """What a bench script's line begins with."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {
+        "bench": name, "shape": shape, "date": time.strftime("%Y-%m-%d"), "device": device,
+        "torch": torch.__version__,
+    }  # fmt: skip
+
+
 # --- a whole step --------------------------------------------------------------------------------------------
 
 

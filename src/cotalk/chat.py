@@ -42,15 +42,18 @@ def seats_of(order: str) -> str:
 
 @dataclass(frozen=True)
 class Player:
-    """Who sits in a seat: row `adapter` of the stack (0: the untrained base), or a script.
+    """Who sits in a seat: row `adapter` of the stack (0: the untrained base), a script, or another base.
 
-    learns: its messages are trained (only the run's own learner).
+    learns: its messages are trained (only the run's own learner). model, form: another base behind the same table,
+    by its name there, and how its prompts read.
     """
 
     name: str
     adapter: int = 0
     script: Script | None = None
     learns: bool = False
+    model: str = ""
+    form: ChatFormat | None = None
 
 
 BASE = Player("base")
@@ -124,7 +127,8 @@ class Reply:
 class Message:
     """One turn. prompt: the ids given to the engine; heard: what the other seats were delivered.
 
-    heard_cut: the words did not fit the speaker's own token budget when encoded again, and were shortened.
+    heard_cut: the words did not fit the speaker's own token budget when encoded again, and were shortened. adapter: the
+    row of the stack that spoke, and that its credit trains (`None`: whichever is the seat's).
     """
 
     seat: str
@@ -138,6 +142,7 @@ class Message:
     learns: bool
     heard_cut: bool = False
     credit: float | None = None
+    adapter: int | None = None
 
 
 @dataclass
@@ -247,8 +252,10 @@ def _check(seating: Seating, rules: Rules, form: ChatFormat) -> None:
                 f"{''.join(sorted(seats)) or 'nobody'}: expected the seats {rules.seats}, one each"
             )
     speaks_twice = len(rules.order) > len(rules.seats)
-    if rules.view == "dialogue" and speaks_twice and any(p.script is None for p in seating.players.values()):
-        form.require_dialogue()
+    if rules.view == "dialogue" and speaks_twice:
+        for player in seating.players.values():
+            if player.script is None:
+                (player.form or form).require_dialogue()
 
 
 def _view(chat: Chat, seating: Seating, turn: int, form: ChatFormat) -> View:
@@ -257,7 +264,7 @@ def _view(chat: Chat, seating: Seating, turn: int, form: ChatFormat) -> View:
     return View(
         scene=scene,
         player=player,
-        ids=() if player.script else form.prompt_ids(scene, chat.rules.view),
+        ids=() if player.script else (player.form or form).prompt_ids(scene, chat.rules.view),
         max_tokens=chat.rules.budget(turn),
         key=key(*seating.key, chat.number, turn),
         temperature=chat.rules.temperature,
@@ -265,7 +272,7 @@ def _view(chat: Chat, seating: Seating, turn: int, form: ChatFormat) -> View:
 
 
 def _message(chat: Chat, seating: Seating, view: View, reply: Reply, form: ChatFormat) -> Message:
-    turn = len(chat.messages)
+    turn, form = len(chat.messages), view.player.form or form
     said = form.decode(reply.ids) if reply.text is None else reply.text
     short, heard_cut = form.shorten(one_line(seating.replaced.get(turn, said)), view.max_tokens)
     return Message(
@@ -279,4 +286,5 @@ def _message(chat: Chat, seating: Seating, view: View, reply: Reply, form: ChatF
         cut=reply.cut,
         learns=view.player.learns,
         heard_cut=heard_cut,
+        adapter=view.player.adapter,
     )

@@ -122,6 +122,8 @@ class Evaluate:
     """Play held-out tasks with a base, or with a trained adapter in every seat, and print the score.
 
     Example: cotalk evaluate --adapter runs/mine/adapter --heldout-tasks 100
+
+    A finished study's runs with each other and with strangers: cotalk evaluate --cross runs/talk-methods
     """
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
@@ -133,15 +135,22 @@ class Evaluate:
     """Chats a task."""
     greedy: bool = False
     """Temperature 0, one chat a task."""
+    cross: Path | None = None
+    """A study's directory: fill its whole cross-play matrix (every held-out task, --chats-per-task) instead."""
     out: Path = Path("runs/evaluate")
     """Where the chats are written."""
     json: bool = False
     """Print JSON."""
 
     def __call__(self) -> int:
-        from cotalk.single import evaluate_one
+        from cotalk.single import cross_one, evaluate_one
 
         shown = Console(stderr=True) if self.json else console
+        if self.cross:
+            filled = cross_one(self.cross, self.chats_per_task, shown)
+            if self.json:
+                print(json.dumps(filled, indent=2))
+            return 0
         found = evaluate_one(
             self.config, self.adapter, self.out, shown, self.chats_per_task, self.repeats, self.greedy
         )
@@ -214,23 +223,114 @@ class CheckCommand:
 
 @dataclass
 class Report:
-    """Write a study's report.html again, and with --figures its charts as PNG and SVG.
+    """Write a study's report.html again, and with --figures its charts as PNG and SVG; of several studies, one page.
 
     Example: cotalk report runs/quickstart --figures
+
+    Side by side: cotalk report runs/a runs/b runs/c --out side-by-side.html
     """
 
-    study: tyro.conf.Positional[Path]
-    """A study's directory."""
+    studies: tyro.conf.Positional[tuple[Path, ...]]
+    """A study's directory, or several."""
     figures: bool = False
-    """Also write figures/*.png and *.svg."""
+    """Also write figures/*.png and *.svg of each study."""
+    price: float | None = None
+    """Of an hour of the device: the report tells what the study cost."""
+    out: Path | None = None
+    """Of several studies: the page to write; side-by-side.html if not given."""
 
     def __call__(self) -> int:
         from cotalk import report
 
-        console.print(f"wrote {report.report(self.study)}")
-        if self.figures:
-            for path in report.figures(self.study):
-                console.print(f"wrote {path}")
+        if not self.studies:
+            raise BadInput(
+                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart"
+            )
+        if len(self.studies) == 1 and self.out:
+            raise BadInput(
+                f"report was given --out {self.out} with one study; expected no --out: it is written beside it"
+            )
+        if len(self.studies) > 1 and self.price is not None:
+            raise BadInput("report was given --price with several studies; expected it with one")
+        with console.status("writing the report"):
+            if len(self.studies) > 1:
+                wrote = [report.side_by_side(self.studies, self.out or Path("side-by-side.html"))]
+            else:
+                wrote = [report.report(self.studies[0], self.price)]
+            if self.figures:
+                wrote += [path for study in self.studies for path in report.figures(study)]
+        for path in wrote:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        return 0
+
+
+@dataclass
+class View:
+    """Look at studies and runs in the browser, also while they run: progress, curves, chats. Read-only, this machine.
+
+    Example: cotalk view runs/quickstart
+    """
+
+    directory: tyro.conf.Positional[Path] = Path("runs")
+    """A study's directory, a run's, or one that holds some."""
+    port: int = 0
+    """To listen on, on 127.0.0.1; 0: a free one."""
+
+    def __call__(self) -> int:
+        from cotalk.serve import ADDRESS, listen
+
+        server = listen(self.directory, self.port)
+        print(f"http://{ADDRESS}:{server.effective_port}/", flush=True)
+        console.print("read-only, for this machine alone; Ctrl-C ends it", style="dim")
+        server.run()  # until Ctrl-C
+        return 0
+
+
+@dataclass
+class ChatCommand:
+    """Take a seat: talk with a trained model on a held-out task, answer, and see how the untrained base would have.
+
+    Example: cotalk chat runs/quickstart/runs/open-17 --seat B
+
+    A script: printf 'I have 12.\\n30\\n' | cotalk chat runs/quickstart/runs/open-17 --seat B --json
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run's directory (also of one that is still training: its newest checkpoint plays)."""
+    seat: str = "B"
+    """Your seat."""
+    partner: str = ""
+    """Who plays the other seats: the run itself, base (untrained), or another run's directory."""
+    task: str = ""
+    """The id of a held-out task; drawn if not given."""
+    games: int = 0
+    """Tasks to play; 0: one, and a person at a terminal is asked for more."""
+    seed: int | None = None
+    """Of the order of tasks and the partner's sampling; by chance if not given (and then told)."""
+    json: bool = False
+    """One JSON event a line, one line of words a turn: for a script."""
+
+    def __call__(self) -> int:
+        import secrets
+
+        from cotalk.seat import Guest, JsonLines, Left, Terminal, sit
+
+        if self.games < 0:
+            raise BadInput(f"--games {self.games}: expected 0 or more")
+        shown = Console(stderr=True) if self.json else console
+        seed = secrets.randbelow(10_000) if self.seed is None else self.seed
+        if self.seed is None:
+            shown.print(
+                f"seed {seed} (the same tasks and partner again: --seed {seed})", style="dim", highlight=False
+            )
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+        guest: Guest = (
+            JsonLines(sys.stdin, sys.stdout, self.games) if self.json else Terminal(console, limit=self.games)
+        )
+        try:
+            sit(self.run, self.seat, guest, self.partner, self.task, seed)
+        except (Left, KeyboardInterrupt):
+            shown.print("You left the table.", style="dim")
         return 0
 
 
@@ -334,6 +434,8 @@ Command = Annotated[
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[CheckCommand, tyro.conf.subcommand("check")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[View, tyro.conf.subcommand("view")]
+    | Annotated[ChatCommand, tyro.conf.subcommand("chat")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]
     | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
@@ -362,18 +464,25 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
-    from cotalk import report, results
+    from cotalk import crossplay, reliability, report, results
     from cotalk.base import pick_device
-    from cotalk.jobs import run_study
+    from cotalk.jobs import begin, run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
 
     device = "cpu" if pick_device(study.config.device) == "cpu" else "cuda"
     show(plan(study, device=device, workers=workers), console)
-    with Live(study, console) as live:
-        document = run_study(study, out, workers or None, live)
+    begin(study, out)
+    with Live(out, console):
+        document = run_study(study, out, workers or None)
     console.print(results.table(document))
-    console.print(f"wrote {out / 'results.json'}, {report.report(out)}", highlight=False)
+    for line in reliability.told(document["reliability"]):
+        console.print(line, highlight=False)
+    for part in crossplay.tables(document["cross_play"]) if "cross_play" in document else ():
+        console.print(part)
+    with console.status("writing the report"):
+        page = report.report(out)
+    console.print(f"wrote {out / 'results.json'}, {page}", highlight=False)
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
         raise RunFailed(

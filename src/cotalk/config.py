@@ -20,6 +20,7 @@ from typing import Any, Literal
 from cotalk.chat import Rules
 from cotalk.errors import BadInput
 
+SYMMETRIES = ("roles", "dealing", "names", "phrasing")
 STUDY_WIDE = ("base", "dtype", "device", "engine", "wording")  # one value for all runs of a study
 
 
@@ -68,13 +69,33 @@ class Config:
     grade: str = ""
     """A grader of your own, file.py:function; empty: the built-in one."""
     method: str = "grpo"
-    """How to learn from groups of chats: "grpo", or file.py:Class."""
+    """How to learn from groups of chats: a name from docs/methods.md, or file.py:Class."""
+    paid: Literal["team", "own", "later"] = "team"
+    """What a message is paid: the team's reward, its own seat's, or those answers that come at or after it."""
+    scale_rewards: bool = False
+    """Divide credit by the deviation of the group's rewards (GRPO as first published; Dr. GRPO does not)."""
+    pool: str = ""
+    """Who else may sit with the learner, such as "self*2, base, script:terse" (docs/partners.md); empty: itself."""
+    snapshot_every: int = 20
+    """Steps between the frozen copies of the learner that a pool with `snapshots` holds."""
+    symmetries: str = ""
+    """What is drawn anew for each chat, comma-separated: roles, dealing, names, phrasing (docs/partners.md)."""
     problems: int = 8
     """Tasks a step."""
     chats: int = 4
     """Chats of each task in a step (the group)."""
+    round_chats: int = 8
+    """Of method ada: chats of a round."""
+    most_chats: int = 32
+    """Of method ada: chats of a task at most."""
+    replay_share: float = 0.5
+    """Of method leave_one_out: the share of chats that are played again without each of their messages."""
+    replay_by: Literal["nothing", "another"] = "nothing"
+    """Of method leave_one_out: what is heard instead: no message, or what another chat of the task had there."""
     steps: int = 80
     """Updates."""
+    samples: int = 0
+    """Chats to play at most: the run ends with the step that reaches them, its schedule with it; 0: no limit."""
     seed: int = 17
     """Of this run: initial adapter, order of tasks, all sampling."""
 
@@ -114,7 +135,8 @@ class Config:
         for name, kind in typing.get_type_hints(Config).items():
             self._check_type(name, kind)
         self._check_at_least(1, "train_tasks", "heldout_tasks", "problems", "chats", "rank", "batch_tokens")
-        self._check_at_least(0, "steps", "dev_tasks", "warmup", "clip")
+        self._check_at_least(1, "round_chats", "most_chats", "snapshot_every")
+        self._check_at_least(0, "steps", "dev_tasks", "warmup", "clip", "samples", "replay_share")
         self._check_at_least(1, "dev_every", "checkpoint_every")
         for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature"):
             if not math.isfinite(getattr(self, name)):
@@ -131,6 +153,12 @@ class Config:
             raise BadInput(
                 f'targets = {self.targets!r}: expected "all-linear", or names such as "q_proj,v_proj"'
             )
+        if self.replay_share > 1:
+            raise BadInput(f"replay_share = {self.replay_share}: expected a share from 0 to 1")
+        wrong = [name for name in self.drawn if name not in SYMMETRIES]
+        if wrong:
+            told = ", ".join(SYMMETRIES)
+            raise BadInput(f"symmetries = {self.symmetries!r}: {wrong[0]!r} is none; expected some of {told}")
         # an order that cannot be played, and budgets and temperatures out of range, are refused by Rules
         rules = self.rules
         if self.steps and len(rules.seats) < 2:
@@ -174,8 +202,19 @@ class Config:
         return "strict" if self.reward == "random" else self.reward
 
     @property
+    def drawn(self) -> tuple[str, ...]:
+        """The symmetries that are drawn for each chat."""
+        return tuple(name.strip() for name in self.symmetries.split(",")) if self.symmetries.strip() else ()
+
+    @property
     def target_layers(self) -> str | list[str]:
         return self.targets if self.targets == "all-linear" else [t.strip() for t in self.targets.split(",")]
+
+    def progress(self, step: int, played: int) -> int:
+        """How far update `step` is, in steps, after so many chats: by chats where they are bounded."""
+        if not self.samples:
+            return step
+        return max(step, min(self.steps, 1 + self.steps * played // self.samples))
 
     def learning_rate(self, step: int) -> float:
         """Of update `step` (from 1): linear warm-up, then constant or linear to 0 just after the last step."""

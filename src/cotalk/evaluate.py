@@ -138,7 +138,12 @@ class Evaluation:
         return self.config.graded
 
     def path(self, condition: Condition, once: Pass) -> Path:
-        return self.directory / "scores" / condition.name / f"{self.run}{once.suffix}.jsonl"
+        return file_of(self.directory, condition, self.run, once)
+
+
+def file_of(directory: Path, condition: Condition, run: str, once: Pass) -> Path:
+    """Where a pass of a run lies in a study's directory."""
+    return directory / "scores" / condition.name / f"{run}{once.suffix}.jsonl"
 
 
 def evaluate(evaluation: Evaluation, work: Sequence[tuple[Condition, Pass]]) -> Playing:

@@ -19,6 +19,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,24 @@ import torch
 
 from cotalk import causal, results
 from cotalk.base import load_base, pick_device
+from cotalk.chat import Player
 from cotalk.checks import git_state
 from cotalk.config import Config
-from cotalk.engines import Table
-from cotalk.engines.choose import Pair, choose
+from cotalk.crossplay import Matrix, Players, play_oracle, play_row, rows_needed, sitters, summary
+from cotalk.deal import Deal
+from cotalk.engines import Engine, Table
+from cotalk.engines.choose import choose
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Evaluation, evaluate, read_score
 from cotalk.grade import load_grader
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.methods import method
+from cotalk.methods import Method, method, pool_of
+from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
+from cotalk.reliability import reliability
 from cotalk.results import Score
-from cotalk.run import RunDirectory, read_lines, write_atomically
+from cotalk.run import RunDirectory, locked, read_lines, write_atomically
 from cotalk.split import Tally, Tasks, splits
 from cotalk.stack import drive
 from cotalk.study import Job, Study, cores
@@ -68,18 +74,36 @@ def prepare(config: Config, perturbed: bool = False) -> Tasks:
 def run_study(
     study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None
 ) -> results.Json:
-    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good."""
+    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good.
+
+    Raises BadInput when another process works in that directory.
+    """
+    with locked(out):
+        return _run_study(study, out, workers, progress)
+
+
+def _run_study(study: Study, out: Path, workers: int | None, progress: Progress) -> results.Json:
     began = time.monotonic()
     begin(study, out)
     tasks = prepare(study.config, study.evaluate.perturbed)
     jobs = study.jobs()
     on_cpu = pick_device(study.config.device) == "cpu"
     workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
-    if on_cpu:
-        failures = _in_workers(study, out, tasks, jobs, workers, progress)
-    else:
-        failures = run_jobs(study, out, tasks, jobs, progress)
+    failures = _shared_out(study, out, tasks, jobs, workers, progress)
+    if study.evaluate.cross:
+        matrix = matrix_of(study, out, tasks, failures)
+        rows = [Job(row=row) for row in [*matrix.rows, *oracle_rows(study, matrix)]]
+        failures |= _shared_out(study, out, tasks, rows, workers, progress)
     return collect(study, out, tasks, failures, time.monotonic() - began, workers)
+
+
+def _shared_out(
+    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
+) -> dict[str, str]:
+    """Jobs in worker processes on a CPU, in one stack on a GPU. Returns failures."""
+    if pick_device(study.config.device) == "cpu":
+        return _in_workers(study, out, tasks, jobs, min(workers, len(jobs)), progress)
+    return run_jobs(study, out, tasks, jobs, progress)
 
 
 def begin(study: Study, out: Path) -> None:
@@ -103,6 +127,9 @@ def run_jobs(
 ) -> dict[str, str]:
     """Plays jobs as one stack (one after the other where rank or target layers differ). Returns failures."""
     failures: dict[str, str] = {}
+    if any(job.row for job in jobs):
+        play_matrix(study, matrix_of(study, out, tasks, {}), tasks.dev, [job.row for job in jobs], progress)
+        return failures
     for group in stackable(study, jobs):
         failures |= _run_stack(study, out, tasks, group, progress)
     return failures
@@ -125,19 +152,40 @@ def _run_stack(
     for job in jobs:
         base.check(study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = first.rules.seats
-    per_job = [len(seats) if study.job_config(j).adapters == "per_seat" else 1 for j in jobs if j.arm]
-    stack = Stack(
-        base.model, max(1, sum(per_job)), first.rank, first.alpha, first.target_layers, base.name, base.sha256
-    )
-    pair, failures, at = choose(first.engine, stack, base.form.end_ids), {}, 1
-    lives: dict[str, Playing] = {}
+    tables: dict[
+        str, tuple[Method, tuple[Entry, ...], dict[str, int], int]
+    ] = {}  # of each job: method, pool, own rows
+    at = 1
     for job in jobs:
         config = study.job_config(job)
-        own = {}
+        if not job.arm:
+            continue
+        own = {seat: at + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
+        how, guests_at = method(config), max(own.values()) + 1
+        pool = pool_of(how, config)
+        tables[job.name] = how, pool, own, guests_at
+        at = guests_at + rows_of_pool(pool, own)
+    stack = Stack(
+        base.model, max(1, at - 1), first.rank, first.alpha, first.target_layers, base.name, base.sha256
+    )
+    pair = choose(first.engine, stack, base.form.end_ids)
+    lives: dict[str, Playing] = {}
+    engines: dict[str, Engine] = {}
+    failures: dict[str, str] = {}
+    for job in jobs:
+        config, run = study.job_config(job), None
         if job.arm:
-            own = {seat: at + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
-            at = max(own.values()) + 1
-        lives[job.name] = _life(study, out, tasks, job, config, base.form, stack, pair, own, progress)
+            how, pool, own, guests_at = tables[job.name]
+            path = out / "runs" / job.name
+            guests = Guests(pool, own, stack, guests_at, config.snapshot_every, path) if pool else None
+            engines |= guests.engines if guests else {}
+            run = Run(
+                job.name, config, tasks.train, tasks.dev, base.form,
+                Learner(stack, own, config, pair.scorer(config.temperature)), how,
+                RunDirectory(path), load_grader(config.grade) if config.grade else None,
+                partial(_told, progress, job.name, config.steps), guests,
+            )  # fmt: skip
+        lives[job.name] = _life(study, out, tasks, job, config, base.form, run, progress)
 
     def failed(name: str, error: Exception) -> None:
         if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
@@ -147,27 +195,31 @@ def _run_stack(
             f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
         )
 
-    drive(lives, Table(pair.engine), failed)
+    drive(lives, Table(pair.engine, engines), failed)
     return failures
 
 
+def _told(progress: Progress, name: str, steps: int, step: int, metrics: dict[str, Any]) -> None:
+    progress(name, "train", step, steps, metrics)
+
+
 def _life(
-    study: Study, out: Path, tasks: Tasks, job: Job, config: Config, form: Any, stack: Stack, pair: Pair,
-    own: dict[str, int], progress: Progress,
-) -> Playing:  # fmt: skip
+    study: Study,
+    out: Path,
+    tasks: Tasks,
+    job: Job,
+    config: Config,
+    form: Any,
+    run: Run | None,
+    progress: Progress,
+) -> Playing:
     """A job from beginning to end: train, then play its conditions on the held-out tasks, once."""
-    grader = load_grader(config.grade) if config.grade else None
     work = study.work(job)
-    players = {}
-    if job.arm:
-        run = Run(
-            job.name, config, tasks.train, tasks.dev, form,
-            Learner(stack, own, config, pair.scorer(config.temperature)), method(config),
-            RunDirectory(out / "runs" / job.name), grader,
-            progress=lambda step, m: progress(job.name, "train", step, config.steps, m),
-        )  # fmt: skip
+    players: dict[str, Player] = {}
+    if run:
         yield from train(run)
         players = run.players
+    grader = load_grader(config.grade) if config.grade else None
     knocked, played = study.knockouts(job), [0]
 
     def told(name: str) -> None:
@@ -182,6 +234,69 @@ def _life(
     if knocked:
         yield from causal.play(evaluation, study.own_condition(job.arm), knocked, chats=study.evaluate.chats)
     RunDirectory(out / "runs" / job.name).succeed()
+
+
+# --- cross-play, after the runs -----------------------------------------------------------------------------
+
+
+def matrix_of(
+    study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], cross: int = 0, chats: int = 0
+) -> Matrix:
+    """The cross-play matrix of a study's finished runs; cross, chats: its size, where it is not the study's own."""
+    done = {
+        job.name: (job.arm, job.seed, out / "runs" / job.name)
+        for job in study.jobs()
+        if job.seed is not None and job.name not in failures and RunDirectory(out / "runs" / job.name).done
+    }
+    heldout = tasks.heldout[: cross or study.evaluate.cross]
+    return Matrix(
+        out, sitters(done, study.evaluate.guests), heldout, chats or study.evaluate.cross_chats, study.config
+    )
+
+
+def oracle_rows(study: Study, matrix: Matrix) -> list[str]:
+    """The untrained strangers whose oracle ceiling is owed, as rows."""
+    strangers = [s.name for s in matrix.sitters if s.kind in ("base", "model")]
+    return [f"{ORACLE}{name}" for name in strangers] if study.evaluate.oracle else []
+
+
+def play_matrix(
+    study: Study,
+    matrix: Matrix,
+    dev: Sequence[Deal],
+    rows: Sequence[str],
+    progress: Progress = lambda *_: None,
+) -> None:
+    """Plays rows of the matrix (and oracle rows) that are not on disk yet, as one stack."""
+    config = study.config
+    base = load_base(config.base, config.dtype, config.device, config.wording)
+    shape = [(c.rank, c.alpha, c.targets) for c in map(study.arm, study.arms)]
+    if len(set(shape)) > 1:
+        raise BadInput(
+            "cross-play puts all runs' adapters in one stack, and the arms differ in rank, alpha or targets: expected "
+            "one of each. Set cross = 0 in [evaluate]"
+        )
+    rank, alpha, _ = shape[0]
+    targets = study.arm(next(iter(study.arms))).target_layers
+    stack = Stack(base.model, max(1, rows_needed(matrix)), rank, alpha, targets, base.name, base.sha256)
+    players = Players(matrix, stack)
+    grader = load_grader(config.grade) if config.grade else None
+    lives: dict[str, Playing] = {}
+    for row in rows:
+        if row.startswith(ORACLE):
+            lives[row] = play_oracle(matrix, row.removeprefix(ORACLE), players, dev, base.form, grader)
+        else:
+            lives[row] = play_row(matrix, row, players, base.form, grader)
+
+    def failed(name: str, error: Exception) -> None:
+        raise error
+
+    drive(lives, Table(choose(config.engine, stack, base.form.end_ids).engine, players.engines), failed)
+    for row in rows:
+        progress(f"cross {row}", "evaluate", 1, 1, {"condition": row})
+
+
+ORACLE = "oracle "  # before the name of a stranger: a row of scripted A
 
 
 # --- worker processes on a CPU -------------------------------------------------------------------------------
@@ -314,6 +429,10 @@ def collect(
     if tasks.perturbed:
         document["perturbed"] = {"dealt": len(tasks.perturbed), "refused": tasks.report["perturbed"].refused}
     document["causal"] = knocked_out(study, out, tasks, failures)
+    document["reliability"] = reliability(document["conditions"])
+    if study.evaluate.cross:
+        matrix = matrix_of(study, out, tasks, failures)
+        document["cross_play"] = summary(matrix, study.evaluate.margin or None, tasks.dev)
     results.write(out / "results.json", document)
     return document
 

@@ -74,7 +74,7 @@ class Learner:
         gaps: list[torch.Tensor] = []
         moved = []
         for k in self.optimisers:
-            mine = [r for r in rows if self.adapters[r.seat] == k]
+            mine = [r for r in rows if (self.adapters[r.seat] if r.adapter is None else r.adapter) == k]
             trained = [r.credited for r in mine if r.credited.spans]
             if trained:
                 gaps += self._backward(k, trained, self.normaliser(mine))

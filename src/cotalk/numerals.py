@@ -101,6 +101,37 @@ def numbers(text: str) -> list[Fraction]:
     return [value for match in NUMBER.finditer(tidy) for value in _values(match, tidy)]
 
 
+def located(text: str) -> list[tuple[int, int, list[Fraction]]]:
+    """Where each number of `text` stands and what it is worth: (start, end, values); together, `numbers(text)`."""
+    tidy, places = _placed(text)
+    return [
+        (places[match.start()], places[match.end() - 1] + 1, values)
+        for match in NUMBER.finditer(tidy)
+        if (values := _values(match, tidy))
+    ]
+
+
+def _placed(text: str) -> tuple[str, list[int]]:
+    """The text as `numbers` reads it, and for each of its characters the place in `text` that it stands for."""
+    letters: list[str] = []
+    places: list[int] = []
+    for word in re.finditer(r"\S+", text.translate(TIDY)):
+        if letters:
+            letters.append(" ")
+            places.append(word.start() - 1)
+        letters += word[0]
+        places += range(*word.span())
+    tidy: list[str] = []
+    told: list[int] = []
+    last = 0
+    for glyph in GLYPH.finditer("".join(letters)):
+        fraction = f" {GLYPHS[glyph[1] or glyph[2]]}"
+        tidy += [*letters[last : glyph.start()], fraction]
+        told += places[last : glyph.start()] + [places[glyph.end() - 1]] * len(fraction)
+        last = glyph.end()
+    return "".join([*tidy, *letters[last:]]), told + places[last:]
+
+
 def has_number(text: str) -> bool:
     """Whether `text` holds a number, in digits or in words."""
     return any("0" <= letter <= "9" for letter in text) or bool(numbers(text))

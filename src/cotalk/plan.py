@@ -26,7 +26,18 @@ from cotalk.jobs import stackable
 from cotalk.shapes import HUB, Shape
 from cotalk.speeds import ENGINE_ROWS, Cpu, Fast, Hf
 from cotalk.study import Job, Study, cores
-from cotalk.workload import Play, adapters_of, dev_looks, dev_play, evaluation_plays, step_play, words_of
+from cotalk.workload import (
+    Play,
+    adapters_of,
+    dev_looks,
+    dev_play,
+    draws_more,
+    evaluation_plays,
+    matrix_play,
+    step_play,
+    steps_of,
+    words_of,
+)
 
 GIB = 2**30
 H200_GIB = 139.8  # as torch counts it
@@ -85,6 +96,7 @@ class Plan:
     card: Card | None = None
     memory: dict[str, float] | None = None
     kv_needed: float = 0.0
+    more: tuple[str, ...] = ()
     fitting_tokens: int | None = None
     step: tuple[Step, Step] | None = None
     minutes: tuple[float, float] | None = None
@@ -103,7 +115,11 @@ class Plan:
             ("tokens in evaluation", _told(self.evaluation)),
             ("memory at the caps", self._memory()),
             *self._time(),
+            *([("not counted", self._more())] if self.more else []),
         ]
+
+    def _more(self) -> str:
+        return f"what the methods of {', '.join(self.more)} draw or play again beyond `chats` chats a problem"
 
     def _memory(self) -> str:
         if not self.memory:
@@ -185,24 +201,26 @@ def plan(
     steps, evaluations = [step_play(c) for c in configs], [evaluation_plays(study, job) for job in jobs]
     looked = [(play, 1) for plays in evaluations for play in plays]
     looked += [(dev_play(c), dev_looks(c)) for c in configs]
+    looked += [(matrix, 1)] if (matrix := matrix_play(study)) else []
     known: dict[str, Any] = {}
     if engine:
         known = _known(study, engine, device, workers, card_gib)
     return Plan(
         study=study.name,
         runs=len(configs),
-        steps=tuple(sorted({c.steps for c in configs})),
+        steps=tuple(sorted({steps_of(c) for c in configs})),
         stacks=len(list(stackable(study, jobs))),
         rows=sum(play.chats for play in steps),
         training_rows=sum(play.rows for play in steps),
         evaluation_rows=sum(max(play.chats for play in plays) for plays in evaluations),
-        training=_tokens([(play, c.steps) for play, c in zip(steps, configs)], reuse),
+        training=_tokens([(play, steps_of(c)) for play, c in zip(steps, configs)], reuse),
         evaluation=_tokens(looked, reuse),
         usual=words_of(config).usual,
         device=device,
         workers=workers,
         price=price,
         engine=engine.name if engine else config.engine,
+        more=tuple(arm for arm in study.arms if draws_more(study.arm(arm))),
         **known,
     )
 
@@ -350,9 +368,10 @@ def step_of(configs: Sequence[Config], engine: Fast | Hf, share: float) -> Step:
 
 
 def _seconds(study: Study, engine: Fast | Hf, share: float) -> float:
-    """All stacks, one after the other."""
-    jobs = study.jobs()
-    return sum(_stack_seconds(study, stack, engine, share) for stack in stackable(study, jobs))
+    """All stacks, one after the other, and the cross-play matrix."""
+    stacks = sum(_stack_seconds(study, jobs, engine, share) for jobs in stackable(study, study.jobs()))
+    matrix = matrix_play(study)
+    return stacks + (engine.play_seconds([matrix], study.config.rank, share) if matrix else 0.0)
 
 
 def _stack_seconds(study: Study, jobs: Sequence[Job], engine: Fast | Hf, share: float) -> float:
@@ -360,8 +379,8 @@ def _stack_seconds(study: Study, jobs: Sequence[Job], engine: Fast | Hf, share: 
     rank = study.job_config(jobs[0]).rank
     seconds = 0.0 if isinstance(engine, Cpu) else float(SETUP_SECONDS)
     done = 0
-    for upto in sorted({c.steps for c in configs}):
-        seconds += (upto - done) * step_of([c for c in configs if c.steps >= upto], engine, share).seconds
+    for upto in sorted({steps_of(c) for c in configs}):
+        seconds += (upto - done) * step_of([c for c in configs if steps_of(c) >= upto], engine, share).seconds
         done = upto
     looks = [(dev_play(c), dev_looks(c)) for c in configs]
     for look in range(max((n for _, n in looks), default=0)):

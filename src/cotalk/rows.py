@@ -15,12 +15,14 @@ from cotalk.chat import Chat
 class Row:
     """Token ids of one training row, and the sampled spans in it.
 
-    spans: (first place of the sampled ids, their log-probabilities when sampled, credit).
+    spans: (first place of the sampled ids, their log-probabilities when sampled, credit). adapter: the row of the stack
+    that spoke; `None`: whichever is the seat's.
     """
 
     seat: str
     ids: list[int]
     spans: list[tuple[int, tuple[float, ...], float | None]] = field(default_factory=list)
+    adapter: int | None = None
 
     @property
     def credited(self) -> Row:
@@ -37,7 +39,7 @@ def rows_of(chat: Chat) -> list[Row]:
             continue
         row = latest.get(message.seat)
         if row is None or tuple(row.ids) != message.prompt[: len(row.ids)]:
-            row = latest[message.seat] = Row(message.seat, [])
+            row = latest[message.seat] = Row(message.seat, [], adapter=message.adapter)
             rows.append(row)
         row.ids = list(message.prompt)
         row.spans.append((len(row.ids), message.logprobs, message.credit))

@@ -5,6 +5,7 @@ The same pieces as a study, without arms: nothing here that a study does not do 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,36 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
+from cotalk import crossplay, results
 from cotalk.base import load_base
 from cotalk.chat import Player
 from cotalk.config import Config
-from cotalk.engines import Table
+from cotalk.crossplay import summary
+from cotalk.engines import Engine, Table
 from cotalk.engines.choose import Pair, choose
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
 from cotalk.grade import load_grader
-from cotalk.jobs import prepare
+from cotalk.jobs import matrix_of, oracle_rows, play_matrix, prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.methods import method
+from cotalk.methods import method, pool_of
+from cotalk.partners import Guests, adapters_in, rows_of_pool
 from cotalk.results import Score
-from cotalk.run import RunDirectory, read_lines
+from cotalk.run import RunDirectory, locked, read_lines
 from cotalk.stack import drive
+from cotalk.study import Study, read_study
 from cotalk.talk import rates
 from cotalk.train import Run, train
 
 
 def train_one(config: Config, out: Path, console: Console) -> None:
-    """Trains one run in `out`, from where it stopped."""
+    """Trains one run in `out`, from where it stopped. Raises BadInput when another process works there."""
+    with locked(out):
+        _train_one(config, out, console)
+
+
+def _train_one(config: Config, out: Path, console: Console) -> None:
     RunDirectory(out).begin(config)
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
@@ -41,8 +51,11 @@ def train_one(config: Config, out: Path, console: Console) -> None:
     base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
     own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
-    stack = _stack(base, config, max(own.values()))
+    how, first = method(config), max(own.values()) + 1
+    pool = pool_of(how, config)
+    stack = _stack(base, config, first - 1 + rows_of_pool(pool, own))
     pair = choose(config.engine, stack, base.form.end_ids)
+    guests = Guests(pool, own, stack, first, config.snapshot_every, out) if pool else None
     with Progress(console=console, refresh_per_second=2) as bar:
         task = bar.add_task("train", total=config.steps)
 
@@ -52,10 +65,10 @@ def train_one(config: Config, out: Path, console: Console) -> None:
 
         run = Run(
             "run", config, tasks.train, tasks.dev, base.form,
-            Learner(stack, own, config, pair.scorer(config.temperature)), method(config),
-            RunDirectory(out), load_grader(config.grade) if config.grade else None, told,
+            Learner(stack, own, config, pair.scorer(config.temperature)), how, RunDirectory(out),
+            load_grader(config.grade) if config.grade else None, told, guests,
         )  # fmt: skip
-        _drive("run", train(run), pair)
+        _drive("run", train(run), pair, guests.engines if guests else {})
     shown = RichTable(title=f"{out}: dev tasks, greedy (curves, not a result)", title_justify="left")
     for column in ("step", "dev score", "sends", "uses", "asks"):
         shown.add_column(column)
@@ -72,6 +85,13 @@ def evaluate_one(
     """Plays held-out tasks with one team and prints its score; returns it as JSON."""
     if chats < 1 or repeats < 1:
         raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
+    with locked(out):
+        return _evaluate_one(config, adapter, out, console, chats, repeats, greedy)
+
+
+def _evaluate_one(
+    config: Config, adapter: Path | None, out: Path, console: Console, chats: int, repeats: int, greedy: bool
+) -> dict[str, Any]:
     tasks = prepare(config)
     base = load_base(config.base, config.dtype, config.device, config.wording)
     base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
@@ -104,18 +124,32 @@ def evaluate_one(
     return _shown(score, out / "scores" / condition.name, console)
 
 
-def adapters_in(path: Path, seats: str) -> dict[Path, str]:
-    """{directory of an adapter: the seats it takes} of an adapter's directory or a run's."""
-    for whole in (path, path / "adapter"):
-        if (whole / "adapter_config.json").is_file():
-            return {whole: seats}
-    apart = {path / f"adapter_{seat}": seat for seat in seats}
-    if all((where / "adapter_config.json").is_file() for where in apart):
-        return apart
-    raise BadInput(
-        f"--adapter {path}: expected a directory in PEFT's format (adapter_config.json), or a run's directory with "
-        f"adapter/ or {', '.join(where.name for where in apart)}/ in it"
-    )
+def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
+    """Plays a finished study's whole cross-play matrix, every held-out task, and puts it into its results.json."""
+    path = out / "study.toml"
+    if not path.is_file():
+        raise BadInput(f"--cross {out}: there is no {path}; expected the directory of a study that was run")
+    if chats < 1:
+        raise BadInput(f"--chats-per-task {chats}: expected at least 1")
+    with locked(out):
+        return _cross_one(read_study(str(path)), out, chats, console)
+
+
+def _cross_one(study: Study, out: Path, chats: int, console: Console) -> dict[str, Any]:
+    tasks = prepare(study.config, study.evaluate.perturbed)
+    document = results.read(out)
+    matrix = matrix_of(study, out, tasks, document["failed"], len(tasks.heldout), chats)
+    rows = [*matrix.rows, *oracle_rows(study, matrix)]
+    with Progress(console=console, refresh_per_second=2) as bar:
+        task = bar.add_task(f"{len(matrix.sitters)} players, {matrix.size} a cell", total=len(rows))
+        for row in rows:
+            play_matrix(study, matrix, tasks.dev, [row])
+            bar.advance(task)
+    document["cross_play"] = summary(matrix, study.evaluate.margin or None, tasks.dev)
+    results.write(out / "results.json", document)
+    for part in crossplay.tables(document["cross_play"]):
+        console.print(part)
+    return dict(document["cross_play"])
 
 
 def _shown(score: Score, chats: Path, console: Console) -> dict[str, Any]:
@@ -152,8 +186,8 @@ def _stack(base: Any, config: Config, adapters: int) -> Stack:
     )
 
 
-def _drive(name: str, playing: Any, pair: Pair) -> None:
+def _drive(name: str, playing: Any, pair: Pair, others: Mapping[str, Engine] | None = None) -> None:
     def failed(_: str, error: Exception) -> None:
         raise error
 
-    drive({name: playing}, Table(pair.engine), failed)
+    drive({name: playing}, Table(pair.engine, others), failed)

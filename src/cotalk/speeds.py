@@ -64,8 +64,8 @@ class Fast:
         return 4 * self.shape.parameters * play.trained(share, packed=True) / TRAIN_FLOPS
 
     def kv_bytes(self, needed: float, card: float) -> float:
-        """The cache is a share of the card, whatever is needed."""
-        return KV_SHARE * card
+        """The cache grows to four times what a call needs, and to a share of the card at most."""
+        return min(KV_SHARE * card, 4 * needed)
 
     def copies(self, adapters: int, rank: int) -> int:
         return self.each * self.shape.copies(adapters, rank)

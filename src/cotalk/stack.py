@@ -2,7 +2,8 @@
 
 Each run is a generator that yields the views it needs answered. The driver asks the engine once for what all of
 them wait for, hands out the replies, and goes on until none is left. No async and no coordinator: runs may be at
-different steps, turns or in evaluation; one that finished or failed simply waits no more.
+different steps, turns or in evaluation; one that finished or failed simply waits no more. One that waits for something
+else than replies (its grading) asks for none: an empty batch.
 """
 
 from __future__ import annotations

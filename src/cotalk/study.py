@@ -2,6 +2,7 @@
 
     seeds = [17, 18, 19]
     [run]                       a Config
+    [on.tiny]                   overrides of it where the base is that one (--base tiny)
     [arms.open]                 overrides of it, by arm
     [arms.closed]
     channel = "closed"
@@ -27,6 +28,7 @@ from typing import Any
 
 from cotalk.causal import Knockout, knockouts
 from cotalk.config import STUDY_WIDE, Config, toml_table
+from cotalk.crossplay import sitters
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, Pass, arm_conditions, base_conditions
 
@@ -52,13 +54,21 @@ class Evaluate:
     """Also the untrained pair and each run on held-out tasks with other numbers (where the gold can be made again)."""
     causal: tuple[str, ...] = ()
     """What replaces messages in the trained teams at test time: "nothing", "another", "base" (docs/talk.md)."""
+    cross: int = 0
+    """Held-out tasks of the cross-play matrix: every run's A with every run's B, and strangers; 0: no matrix."""
+    cross_chats: int = 1
+    """Chats a task in a cell of the matrix."""
+    guests: tuple[str, ...] = ()
+    """Strangers of the matrix beside the base: "script:terse", "model:DIR" (docs/partners.md)."""
+    oracle: bool = False
+    """Also the oracle ceiling of each untrained stranger of the matrix: how well a scripted A can meet it."""
     margin: float = 0.0
     """A difference this small is none: allows the verdict `no different`; 0: no margin was named."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "causal", tuple(self.causal) if isinstance(self.causal, list) else self.causal
-        )
+        for name in ("causal", "guests"):
+            found = getattr(self, name)
+            object.__setattr__(self, name, tuple(found) if isinstance(found, list) else found)
         words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of words"}
         for f in fields(self):
             found, kind = getattr(self, f.name), type(f.default)
@@ -66,6 +76,12 @@ class Evaluate:
                 raise BadInput(f"[evaluate] {f.name} = {found!r}: expected {words[kind]}")
         for what in self.causal:
             Knockout((0,), what)
+        sitters({}, self.guests)
+        if self.cross < 0 or self.cross_chats < 1:
+            raise BadInput(
+                f"[evaluate] cross = {self.cross}, cross_chats = {self.cross_chats}: expected 0 or more tasks, "
+                "1 or more chats"
+            )
         if not 0 <= self.margin < 1:
             raise BadInput(f"[evaluate] margin = {self.margin}: expected a difference from 0 to below 1")
         counts = {name: getattr(self, name) for name in ("chats", "repeats", "trained_repeats")}
@@ -76,14 +92,15 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Job:
-    """One arm with one seed, or ("", None): the base."""
+    """One arm with one seed, ("", None): the base, or a row of the cross-play matrix, which is played last."""
 
     arm: str = ""
     seed: int | None = None
+    row: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.arm}-{self.seed}" if self.arm else "base"
+        return f"cross {self.row}" if self.row else f"{self.arm}-{self.seed}" if self.arm else "base"
 
 
 @dataclass(frozen=True)
@@ -223,10 +240,10 @@ def study_from(
     seeds: Sequence[int] | None,
     where: str,
 ) -> Study:
-    _known(table, ("seeds", "run", "arms", "evaluate", "compare"), where)
+    _known(table, ("seeds", "run", "on", "arms", "evaluate", "compare"), where)
     run, evaluation, pairs = table.get("run", {}), table.get("evaluate", {}), table.get("compare", [])
-    arms = table.get("arms", {})
-    for part, found in {"[run]": run, "[evaluate]": evaluation, "[arms]": arms}.items():
+    arms, on = table.get("arms", {}), table.get("on", {})
+    for part, found in {"[run]": run, "[on]": on, "[evaluate]": evaluation, "[arms]": arms}.items():
         _is_table(found, f"{where} {part}")
     _known(evaluation, [f.name for f in fields(Evaluate)], f"{where} [evaluate]")
     if not isinstance(pairs, list):
@@ -240,7 +257,10 @@ def study_from(
         _is_table(keys, f"{where} [arms.{arm}]")
     if "seed" in run or "seed" in (overrides or {}):
         raise BadInput(f"{where} sets seed; expected seeds = [...] at the top of the file (or --seeds)")
-    config = Config().replaced(run, where=f"{where} [run] ").replaced(overrides or {})
+    config = Config().replaced(run, where=f"{where} [run] ")
+    base = (overrides or {}).get("base", config.base)
+    _is_table(on.get(base, {}), f"{where} [on.{base}]")
+    config = config.replaced(on.get(base, {}), where=f"{where} [on.{base}] ").replaced(overrides or {})
     chosen = seeds if seeds is not None else table.get("seeds", ())
     if not isinstance(chosen, (list, tuple)) or any(type(s) is not int for s in chosen):
         raise BadInput(f"{where} seeds = {chosen!r}: expected a list of whole numbers, such as [17, 18, 19]")

@@ -174,6 +174,32 @@ def invented(chat: Json, facts_of: Json) -> list[tuple[int, int]]:
     return [_judged(_in_order(message["said"]), known) for message in chat["messages"]]
 
 
+def holders(chat: Json) -> dict[float, str]:
+    """Each number that is dealt or asked about, and who holds it: "A", "AB", or "?" for one of the question."""
+    found: dict[float, str] = {}
+    for seat in sorted(chat["hands"]):
+        for value in _shortened(_values(chat["hands"][seat])):
+            found[value] = found.get(value, "") + seat
+    return found | dict.fromkeys(_shortened(_values([chat["question"]])), "?")
+
+
+def origins(chat: Json) -> list[dict[float, str]]:
+    """For each message, where each of its numbers comes from (three decimals), as `invented` judges them.
+
+    Its holders; "+" where it follows by one operation from what was known; "!" where it is invented.
+    """
+    held = holders(chat)
+    texts = [*(fact for hand in chat["hands"].values() for fact in hand), chat["question"]]
+    known = set(_shortened(_values(texts) | _hundredths(" ".join(texts))))
+    return [
+        {
+            value: "!" if _judged([value], known)[0] else held.get(value, "+")
+            for value in _in_order(message["said"])
+        }
+        for message in chat["messages"]
+    ]
+
+
 def _judged(values: Sequence[float], known: set[float]) -> tuple[int, int]:
     """Invented numbers, numbers; those that follow are added to `known`."""
     made_up = 0

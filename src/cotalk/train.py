@@ -11,21 +11,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cotalk.chat import Chat, Player, Reply, Seating, View, converse
 from cotalk.config import Config
 from cotalk.deal import Deal
-from cotalk.grade import grade_many, team_reward
+from cotalk.grade import Grade, grade_many, team_reward
 from cotalk.learner import Learner
 from cotalk.methods import Group, Method
+from cotalk.partners import Cast, Guests
 from cotalk.perturb import random_rewards
 from cotalk.run import RunDirectory
 from cotalk.sample import generator
+from cotalk.symmetry import vary
 from cotalk.talk import means
 from cotalk.view import ChatFormat
 
+Reward = Literal["strict", "lenient"]
+_GRADING = ThreadPoolExecutor(1, "grading")  # talks to grade_worker's processes
 Playing = Generator[list[View], Sequence[Reply], Any]
 
 
@@ -43,12 +48,26 @@ class Run:
     directory: RunDirectory
     grader: Callable[[str, str], Any] | None = None
     progress: Callable[[int, dict[str, Any]], None] = lambda step, logged: None
+    guests: Guests | None = None
     step: int = 0
+    played: int = 0
 
     @property
     def players(self) -> dict[str, Player]:
         """The learner in every seat."""
         return {seat: Player("learner", k, learns=True) for seat, k in self.learner.adapters.items()}
+
+    @property
+    def cast(self) -> Cast:
+        """The learner, and the guests of its pool as they are now."""
+        return self.guests.cast(self.players) if self.guests else Cast(self.players)
+
+    @property
+    def ended(self) -> bool:
+        """All steps were made, or all chats played that it may play."""
+        return self.step >= self.config.steps or bool(
+            self.config.samples <= self.played and self.config.samples
+        )
 
 
 def train(run: Run) -> Playing:
@@ -57,18 +76,21 @@ def train(run: Run) -> Playing:
     resume(run)
     if run.step == 0:
         yield from look(run)
-    while run.step < config.steps:
+    while not run.ended:
         began = time.monotonic()
         run.step += 1
         groups = yield from play(run)
         for group in groups:
             run.method.credit(group)
         chats = [chat for group in groups for chat in group.chats]
-        logged = run.learner.update(chats, config.learning_rate(run.step))
+        logged = run.learner.update(chats, config.learning_rate(config.progress(run.step, run.played)))
+        run.played += count(groups)
         record(run, groups, logged, time.monotonic() - began)
-        if run.step % config.dev_every == 0 or run.step == config.steps:
+        if run.guests and run.guests.snapshots:
+            run.guests.snapshots.take(run.step)
+        if run.step % config.dev_every == 0 or run.ended:
             yield from look(run)
-        if run.step % config.checkpoint_every == 0 or run.step == config.steps:
+        if run.step % config.checkpoint_every == 0 or run.ended:
             run.directory.save_checkpoint(run.step, run.learner)
     run.directory.finish(run.learner)
 
@@ -81,6 +103,10 @@ def resume(run: Run) -> None:
         run.learner.initialise(run.config.seed)
     run.directory.cut_after(-1 if step is None else step)
     run.step = step or 0
+    steps = [line for line in run.directory.lines("metrics.jsonl") if "chats" in line]
+    run.played = int(sum(line["chats"] + line.get("replayed", 0) for line in steps))
+    if run.guests and run.guests.snapshots:
+        run.guests.snapshots.read(run.step)
 
 
 def tasks_of(run: Run, step: int) -> list[Deal]:
@@ -95,22 +121,42 @@ def tasks_of(run: Run, step: int) -> list[Deal]:
 
 
 def play(run: Run) -> Playing:
-    """Plays a step's groups until no group wants more chats."""
-    groups = [Group(deal) for deal in tasks_of(run, run.step)]
-    while True:
-        wanted = [(group, number) for group in groups for number in _numbers(group, run.method.wants(group))]
-        if not wanted:
-            return groups
-        key = (run.config.seed, "train", "", 0, run.step)
-        seatings = [
-            Seating(g.deal, run.method.seat(g, n, run.players), n, (*key, g.deal.task.id)) for g, n in wanted
-        ]
-        chats = yield from converse(seatings, run.config.rules, run.form)
-        grade(chats, run.config.graded, run.grader)
-        if run.config.reward == "random":
-            random_rewards(chats, (run.config.seed, "train", run.step))
+    """Plays a step's groups until no group wants more chats, and then what the method wants played again."""
+    groups = [Group(deal, step=run.step) for deal in tasks_of(run, run.step)]
+    while wanted := [(g, n) for g in groups for n in _numbers(g, run.method.wants(g))]:
+        chats = yield from play_graded(run, [seating(run, g, n) for g, n in wanted])
         for (group, _), chat in zip(wanted, chats, strict=True):
             group.chats.append(chat)
+    replays = getattr(run.method, "replays", lambda group: ())
+    owed = [(g, number, turn, words) for g in groups for number, turn, words in replays(g)]
+    if owed:
+        again = [replace(seating(run, g, n), replaced={turn: words}) for g, n, turn, words in owed]
+        chats = yield from play_graded(run, again)
+        for (group, number, turn, _), chat in zip(owed, chats, strict=True):
+            group.replays[number, turn] = chat
+    return groups
+
+
+def seating(run: Run, group: Group, number: int) -> Seating:
+    """Who sits where in a chat, under the symmetries that are drawn for it. The same chat is seated the same again."""
+    task = group.deal.task.id
+    players = run.method.seat(group, number, run.cast)
+    plain = Seating(group.deal, players, number, (run.config.seed, "train", "", 0, run.step, task))
+    return vary(plain, run.config.drawn, run.config.seed, run.step, task, number)
+
+
+def play_graded(run: Run, seatings: Sequence[Seating]) -> Playing:
+    """Plays chats of training and grades them."""
+    chats = yield from converse(seatings, run.config.rules, run.form)
+    yield from grade_beside(chats, run.config.graded, run.grader)
+    if run.config.reward == "random":
+        random_rewards(chats, (run.config.seed, "train", run.step))
+    return chats
+
+
+def count(groups: Sequence[Group]) -> int:
+    """Chats played for these groups, replays and chats that do not train included: what sampling costs."""
+    return sum(len(group.chats) + len(group.replays) for group in groups)
 
 
 def _numbers(group: Group, more: int) -> range:
@@ -136,16 +182,33 @@ def look(run: Run) -> Playing:
     )
 
 
-def grade(
-    chats: Sequence[Chat],
-    reward: Literal["strict", "lenient"],
-    grader: Callable[[str, str], Any] | None = None,
-) -> None:
+def grade(chats: Sequence[Chat], reward: Reward, grader: Callable[[str, str], Any] | None = None) -> None:
     """Grades every seat's last message; fills in answers, rewards and the team's reward (their mean)."""
-    pairs = [
+    _fill_in(chats, reward, grade_many(_last_words(chats), grader))
+
+
+def grade_beside(
+    chats: Sequence[Chat], reward: Reward, grader: Callable[[str, str], Any] | None = None
+) -> Playing:
+    """The same, while the runs beside this one go on: it waits with an empty batch before it needs the verdicts.
+
+    A user's own grader runs here, in this thread.
+    """
+    if grader is not None:
+        return grade(chats, reward, grader)
+    verdicts = _GRADING.submit(grade_many, _last_words(chats))
+    yield []
+    return _fill_in(chats, reward, verdicts.result())
+
+
+def _last_words(chats: Sequence[Chat]) -> list[tuple[str, str]]:
+    return [
         (chat.last_message(seat).said, chat.deal.task.gold) for chat in chats for seat in chat.rules.seats
     ]
-    grades = iter(grade_many(pairs, grader))
+
+
+def _fill_in(chats: Sequence[Chat], reward: Reward, graded: Sequence[Grade]) -> None:
+    grades = iter(graded)
     for chat in chats:
         chat.answers = {seat: next(grades) for seat in chat.rules.seats}
         chat.rewards, chat.reward = team_reward(chat.answers, reward)
@@ -178,12 +241,24 @@ def step_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "parsed": _mean(g.parsed for g in answers),
         "groups/flat": _mean(group.flat for group in groups),
         "chats": len(chats),
+        **({"replayed": replayed} if (replayed := sum(len(group.replays) for group in groups)) else {}),
+        **by_partner(chats),
         "cut": _mean(m.cut for _, m in messages),
         "message_tokens": _mean(len(m.ids) for m in other),
         "answer_tokens": _mean(len(m.ids) for m in last),
         "tokens": tokens,
         "surprise": -sum(sum(m.logprobs) for _, m in messages) / max(1, tokens),
     }
+
+
+def by_partner(chats: Sequence[Chat]) -> dict[str, float]:
+    """With strangers at the table: the learners' own mean reward, by who they met (`reward/self`, `reward/base`...)."""
+    met: dict[str, list[float]] = {}
+    for chat in chats:
+        names = sorted({player.name for player in chat.players.values() if not player.learns})
+        learners = [chat.rewards[seat] for seat, player in chat.players.items() if player.learns]
+        met.setdefault(f"reward/{'+'.join(names) or 'self'}", []).extend(learners)
+    return {name: _mean(values) for name, values in sorted(met.items())} if len(met) > 1 else {}
 
 
 def _mean(values: Any) -> float:

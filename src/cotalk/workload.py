@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cotalk.chat import Rules
 from cotalk.config import Config
+from cotalk.crossplay import Matrix, sitters
 from cotalk.decoder.ops import PAGE
 from cotalk.evaluate import Condition, Pass
+from cotalk.methods import GRPO, METHODS
 from cotalk.study import Job, Study
 
 PADDING = 1.2  # padded training rows against their tokens
@@ -139,6 +142,18 @@ def adapters_of(config: Config) -> int:
     return len(config.rules.seats) if config.adapters == "per_seat" else 1
 
 
+def steps_of(config: Config) -> int:
+    """Steps of a run: those it may make, or fewer where its chats are counted (`samples`)."""
+    each = config.problems * config.chats
+    return min(config.steps, -(-config.samples // each)) if config.samples else config.steps
+
+
+def draws_more(config: Config) -> bool:
+    """Whether a run's method may play more than `chats` chats a problem (they are not known before it plays)."""
+    kind = METHODS.get(config.method)
+    return kind is None or kind.wants is not GRPO.wants or hasattr(kind, "replays")
+
+
 def step_play(config: Config) -> Play:
     """The chats of one training step of a run."""
     return Play(
@@ -153,7 +168,7 @@ def dev_play(config: Config) -> Play:
 
 def dev_looks(config: Config) -> int:
     """Dev tasks are played once each at step 0, every `dev_every` steps and at the last one."""
-    return (1 + -(-config.steps // config.dev_every)) if config.dev_tasks else 0
+    return (1 + -(-steps_of(config) // config.dev_every)) if config.dev_tasks else 0
 
 
 def evaluation_plays(study: Study, job: Job) -> list[Play]:
@@ -161,6 +176,21 @@ def evaluation_plays(study: Study, job: Job) -> list[Play]:
     config = study.job_config(job)
     found = [_pass_play(config, condition, once) for condition, once in study.work(job)]
     return found + list(_causal_plays(study, job, config))
+
+
+def matrix_play(study: Study) -> Play | None:
+    """The cross-play matrix, every cell of it (an oracle's search apart); None when the study has none."""
+    if not study.evaluate.cross:
+        return None
+    runs = {job.name: (job.arm, job.seed or 0, Path()) for job in study.jobs() if job.arm}
+    all_of = sitters(runs, study.evaluate.guests)
+    config = study.config
+    matrix = Matrix(Path(), all_of, (), study.evaluate.cross_chats, config)
+    cells = sum(len(matrix.columns(row)) for row in matrix.rows)
+    chats = cells * study.evaluate.cross * study.evaluate.cross_chats
+    return Play(
+        config.rules, chats, study.evaluate.cross_chats, len(runs) * adapters_of(config), words_of(config)
+    )
 
 
 def _pass_play(config: Config, condition: Condition, once: Pass) -> Play:

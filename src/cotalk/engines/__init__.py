@@ -6,7 +6,7 @@ engine is another class with the same `reply`; nothing else in the package chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from cotalk.chat import Reply, View
@@ -23,33 +23,43 @@ class Engine(Protocol):
     def reply(self, batches: Sequence[Sequence[View]]) -> list[list[Reply]]: ...
 
 
-class Table:
-    """Sends scripted views to the scripts and all others to one engine, keeping their places."""
+SCRIPTS = "scripts"  # whom a table asks for scripted views
 
-    def __init__(self, engine: Engine | None):
-        self._engine, self._scripts = engine, ScriptedEngine()
+
+class Table:
+    """Sends scripted views to the scripts, those of other bases to their engines, all others to one engine.
+
+    others: engines of other bases, by the name that a player has in `model`.
+    """
+
+    def __init__(self, engine: Engine | None, others: Mapping[str, Engine] | None = None):
+        self._engines: dict[str, Engine | None] = {"": engine, SCRIPTS: ScriptedEngine(), **(others or {})}
 
     def reply(self, batches: Sequence[Sequence[View]]) -> list[list[Reply]]:
-        spoken = [[v for v in batch if v.player.script is None] for batch in batches]
-        scripted = [[v for v in batch if v.player.script is not None] for batch in batches]
-        answers = [iter(replies) for replies in self._ask(spoken)]
-        lines = [iter(replies) for replies in self._scripts.reply(scripted)]
-        return [
-            [next(lines[i]) if v.player.script is not None else next(answers[i]) for v in batch]
-            for i, batch in enumerate(batches)
-        ]
+        replies: list[list[Reply | None]] = [[None] * len(batch) for batch in batches]
+        for name in sorted({_who(view) for batch in batches for view in batch}):
+            places = [[i for i, view in enumerate(batch) if _who(view) == name] for batch in batches]
+            asked = [[batch[i] for i in at] for batch, at in zip(batches, places, strict=True)]
+            for given, at, found in zip(replies, places, self._ask(name, asked), strict=True):
+                for i, reply in zip(at, found, strict=True):
+                    given[i] = reply
+        return [[reply for reply in batch if reply is not None] for batch in replies]
 
-    def _ask(self, batches: list[list[View]]) -> list[list[Reply]]:
-        """The engine's replies, one a view; the engine is left alone when nobody waits for it."""
-        if not any(batches):
-            return [[] for _ in batches]
-        if self._engine is None:
+    def _ask(self, name: str, batches: list[list[View]]) -> list[list[Reply]]:
+        """The replies of one engine, one a view."""
+        engine = self._engines.get(name)
+        if engine is None:
             names = sorted({v.player.name for batch in batches for v in batch})
-            raise ValueError(f"players {names} need a model, but this table was given no engine")
-        replies = self._engine.reply(batches)
+            raise ValueError(f"players {names} need a model, but this table was given no engine for them")
+        replies = engine.reply(batches)
         asked, given = [len(batch) for batch in batches], [len(batch) for batch in replies]
         if asked != given:
             raise ValueError(
                 f"the engine was asked for {asked} replies and gave {given}: expected one a view"
             )
         return replies
+
+
+def _who(view: View) -> str:
+    """Who answers a view: the scripts, another base by its name, or "" (the run's own engine)."""
+    return SCRIPTS if view.player.script is not None else view.player.model

@@ -52,8 +52,8 @@ class _Row:
 
 
 class FastEngine:
-    """Args: stack; end_ids: tokens that end a turn; rows: at most this many decode at once; kv_bytes: of the cache
-    (a share of the GPU's memory when not given). Raises `weights.Unsupported` for another architecture."""
+    """Args: stack; end_ids: tokens that end a turn; rows: at most this many decode at once; kv_bytes: of the cache at
+    most (a share of the GPU's memory when not given; it grows as it is needed). Raises `weights.Unsupported`."""
 
     def __init__(self, stack: Stack, end_ids: Sequence[int], rows: int = 512, kv_bytes: int | None = None):
         self.stack, self.rows = stack, rows
@@ -67,7 +67,7 @@ class FastEngine:
             kv_bytes = int(KV_SHARE * torch.cuda.get_device_properties(stack.device).total_memory)
         page_bytes = PAGE * self.decoder.kv_bytes_a_token
         self._page_limit = max(2, kv_bytes // page_bytes) if kv_bytes else None
-        self._cache = Cache(self.decoder, self._page_limit if self.on_gpu and self._page_limit else 64)
+        self._cache = Cache(self.decoder, min(64, self._page_limit or 64))
         self._pool = Pool(self._cache.pages)
         self._state: _State | None = None
         self.read_tokens = 0  # of prompts, in all calls: what prefixes did not save
@@ -97,8 +97,14 @@ class FastEngine:
                 f"a row may need {longest:,} tokens and the base holds {room:,}: lower the token budgets"
             )
         if self._make_room(sum(-(-r.length // PAGE) + 1 for r in rows)):
-            return self._generate(rows)
-        if len(rows) == 1:
+            try:
+                return self._generate(rows)
+            except torch.OutOfMemoryError as error:  # of activations, beside the cache
+                if len(rows) == 1:
+                    told = f"one row of {longest:,} tokens does not fit in memory: lower the token budgets"
+                    raise RunFailed(told) from error
+                self._give_back(rows)
+        elif len(rows) == 1:
             raise RunFailed(
                 f"a row of {longest:,} tokens does not fit in the KV cache of {self._pool.size * PAGE:,} tokens: lower "
                 "the token budgets"
@@ -106,17 +112,32 @@ class FastEngine:
         half = len(rows) // 2
         return [*self._fit(rows[:half]), *self._fit(rows[half:])]
 
+    def _give_back(self, rows: list[_Row]) -> None:
+        """After a batch that did not fit: its pages, its graphs and their memory."""
+        for row in rows:
+            self._pool.release(row.pages)
+            row.pages, row.copied = [], []
+        self._state = None
+        torch.cuda.empty_cache()
+
     def _make_room(self, pages: int) -> bool:
-        """Whether that many pages can be had (kept prefixes give way)."""
+        """Whether that many pages can be had. Kept prefixes give way; a cache that is too small is made larger."""
         if pages < self._pool.size:
             return True
-        if self.on_gpu or (self._page_limit and pages >= self._page_limit):
+        limit = self._page_limit or 4 * pages
+        if pages >= limit:
             return False
-        size = max(pages + 1, 2 * self._pool.size)
-        if self._page_limit:
-            size = min(size, self._page_limit)
-        self._cache = self._cache.grown(self.decoder, size)
-        self._pool.grow(size)
+        size = min(4 * pages, limit)  # room for what other turns keep
+        if (
+            self.on_gpu
+        ):  # a copy would need both at once: begin anew (no row is on its way; prefixes are read again)
+            self._state = None
+            del self._cache
+            torch.cuda.empty_cache()
+            self._cache, self._pool = Cache(self.decoder, size), Pool(size)
+        else:
+            self._cache = self._cache.grown(self.decoder, size)
+            self._pool.grow(size)
         return True
 
     @torch.no_grad()
