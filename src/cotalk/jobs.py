@@ -130,12 +130,13 @@ def run_jobs(
     if any(job.row for job in jobs):
         play_matrix(study, matrix_of(study, out, tasks, {}), tasks.dev, [job.row for job in jobs], progress)
         return failures
-    for group in _stackable(study, jobs):
+    for group in stackable(study, jobs):
         failures |= _run_stack(study, out, tasks, group, progress)
     return failures
 
 
-def _stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+def stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs that can share a stack: of one rank, scale and target layers."""
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         c = study.job_config(job)
