@@ -14,6 +14,7 @@ import torch
 
 from conftest import deals, small_base, small_model
 from cotalk.chat import Chat, Player, Reply, Rules, Seating, View, converse
+from cotalk.decoder.serving import Cache, Serving
 from cotalk.decoder.twins import PAGE
 from cotalk.engines import fast
 from cotalk.engines.fast import FastEngine, _State, bucket
@@ -524,6 +525,27 @@ def test_rows_are_answered_in_halves_where_they_do_not_fit() -> None:
     engine._serving.step = lambda state, cache, rows: (sizes.append(rows), step(state, cache, rows))[1]
     assert like(engine.reply([views])[0], whole)
     assert max(sizes) == 2 and all_returned(engine)  # 8 -> 4 -> 2 rows of 3 + 1 pages in 13
+
+
+def test_a_batch_that_runs_out_of_memory_is_answered_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    views = mixed_views(10)
+    engine = together(stack_of("qwen2, biases", 4))
+    expected = engine.reply([views])[0]
+    step, sizes = Serving.step, []
+
+    def scarce(self: Serving, state: dict, cache: Cache, rows: int) -> torch.Tensor:
+        sizes.append(rows)
+        if rows > 3:
+            raise torch.OutOfMemoryError("no room")
+        return step(self, state, cache, rows)
+
+    monkeypatch.setattr(Serving, "step", scarce)
+    engine = together(stack_of("qwen2, biases", 4))
+    assert like(engine.reply([views])[0], expected)
+    assert sizes[:2] == [10, 5] and all_returned(engine)
+    monkeypatch.setattr(Serving, "step", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+    with pytest.raises(RunFailed, match=r"one row of \d+ tokens does not fit in memory"):
+        engine.reply([views[:2]])
 
 
 def test_prompts_are_read_in_passes_of_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
