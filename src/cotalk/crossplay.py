@@ -147,8 +147,9 @@ def rows_needed(matrix: Matrix) -> int:
 def play_row(
     matrix: Matrix, row: str, players: Players, form: ChatFormat, grader: Any = None
 ) -> Playing:  # fmt: skip
-    """Plays one row of the matrix, all its columns in one batch, and writes it whole; not if it is on disk."""
-    if matrix.path(row).is_file():
+    """Plays one row of the matrix, all its columns in one batch, and writes it whole; not if all of it is on disk."""
+    met = {line["b"] for line in read_lines(matrix.path(row))}
+    if met >= {column.name for column in matrix.columns(row)}:  # a run that failed before may be new
         return
     places = [
         (b.name, deal, n) for b in matrix.columns(row) for deal in matrix.heldout for n in range(matrix.chats)
