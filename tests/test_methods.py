@@ -343,10 +343,10 @@ def test_leave_one_out_pays_a_message_what_is_lost_without_it():
 
 
 def test_a_host_is_paid_its_own_answer_first_and_a_part_of_its_guests():
-    # A learns, B is a stranger. A's own 1, 0; B's 0, 1 at a quarter: worth 1, .25 at every turn of A (B answers last)
+    # A learns, B is a stranger. A's own 1, 0; B's 0, 1 at a quarter: worth 1, .25 at turn 0; its answer: its own, 1, 0
     group = seats_group((1, 0), (0, 1), learners="A")
     Host(Config()).credit(group)
-    assert credits(group) == [[0.375, None, 0.375, None], [-0.375, None, -0.375, None]]
+    assert credits(group) == [[0.375, None, 0.5, None], [-0.375, None, -0.5, None]]
 
 
 def test_a_host_in_the_last_seat_is_paid_its_guest_only_up_to_the_guests_answer():

@@ -387,8 +387,11 @@ class Host(GRPO):
     def paid_to_a_host(self, chat: Chat, message: Message) -> float:
         if not strangers(chat.players):
             return later(chat, message)
-        weights = {seat: self.HELP for seat in due(chat, message.turn)} | {message.seat: 1.0}
-        return sum(weight * chat.rewards[seat] for seat, weight in weights.items())
+        own_answer = chat.rewards[message.seat]
+        if chat.rules.is_last(message.turn):
+            return own_answer
+        helped = [chat.rewards[seat] for seat in due(chat, message.turn) if seat != message.seat]
+        return own_answer + self.HELP * sum(helped)
 
 
 METHODS: dict[str, Any] = {
