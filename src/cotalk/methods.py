@@ -371,8 +371,8 @@ class Host(GRPO):
     Fails: a stranger that no pool is like; half of the chats train one seat only.
     """
 
-    POOL = "self*3, base*2, script:on-request, script:slow, script:terse, script:silent*0.5"
-    HELP = 0.25
+    POOL = "self*3, B=base*2, B=script:once*3"
+    HELP = 0.3
 
     def __init__(self, config: Config):
         super().__init__(config)

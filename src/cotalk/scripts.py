@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from cotalk.chat import Script
 from cotalk.errors import BadInput
+from cotalk.sample import key
 from cotalk.view import Scene
 
 LESS = re.compile(r"\b(?:gives away|loses|sells|fewer)\b")
@@ -25,6 +26,10 @@ NUMBER = re.compile(r"\d+")
 ANSWER = re.compile(r"boxed|\bMaybe\b")  # answers and guesses, which are no facts
 ASK, OTHER_ASK = "What do you know?", "What are your facts?"
 PLEASE = "Please use this."
+CHATTER = (
+    *(f"Maybe {n}." for n in range(10, 100, 10)),
+    "Hello!", "Ok.", "Let us start.", "Good luck!", "Here we go.", "Ready.", ASK, OTHER_ASK,
+)  # fmt: skip
 
 
 def facts(scene: Scene) -> str:
@@ -84,12 +89,12 @@ def on_request(scene: Scene) -> str:
 
 
 def once(scene: Scene) -> str:
-    """Tells its facts to who asks, once; before and after that it guesses or chats (which of them: by its facts)."""
+    """Tells its facts to who asks, once; before and after that it guesses, chats or asks (drawn by what it knows)."""
     if scene.last:
         return solve(scene)
     if asked(scene) and not sent(scene):
         return facts(scene)
-    return ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")[len(facts(scene) + scene.question) % 4]
+    return CHATTER[key("once", facts(scene), scene.question, len(scene.lines)) % len(CHATTER)]
 
 
 def slow(scene: Scene) -> str:
