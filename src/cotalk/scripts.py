@@ -26,10 +26,7 @@ NUMBER = re.compile(r"\d+")
 ANSWER = re.compile(r"boxed|\bMaybe\b")  # answers and guesses, which are no facts
 ASK, OTHER_ASK = "What do you know?", "What are your facts?"
 PLEASE = "Please use this."
-CHATTER = (
-    *(f"Maybe {n}." for n in range(10, 100, 10)),
-    "Hello!", "Ok.", "Let us start.", "Good luck!", "Here we go.", "Ready.", ASK, OTHER_ASK,
-)  # fmt: skip
+CHATTER = ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")
 
 
 def facts(scene: Scene) -> str:
@@ -89,7 +86,7 @@ def on_request(scene: Scene) -> str:
 
 
 def once(scene: Scene) -> str:
-    """Tells its facts to who asks, once; before and after that it guesses, chats or asks (drawn by what it knows)."""
+    """Tells its facts to who asks, once; before and after that it guesses or chats (drawn by what it knows)."""
     if scene.last:
         return solve(scene)
     if asked(scene) and not sent(scene):
