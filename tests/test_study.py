@@ -259,7 +259,7 @@ def test_a_study_with_cross_play_fills_its_matrix_and_evaluate_cross_fills_the_w
     )  # 36, less a script with itself
     assert set(found["arms"]) == {"open", "closed"} and set(found["oracle"]) == {"base"}
     assert {c["what"] for c in found["comparisons"]} == {
-        "self_play", "cross_seed", "A with base", "A with script:terse",
+        "self_play", "A with base", "A with script:terse",
     }  # fmt: skip
     assert set(document["reliability"]) == {"open", "closed"}
     assert cli.main(["evaluate", "--cross", str(out), "--chats-per-task", "2", "--json"]) == 0

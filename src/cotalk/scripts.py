@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from cotalk.chat import Script
 from cotalk.errors import BadInput
-from cotalk.sample import key
 from cotalk.view import Scene
 
 LESS = re.compile(r"\b(?:gives away|loses|sells|fewer)\b")
@@ -86,12 +85,12 @@ def on_request(scene: Scene) -> str:
 
 
 def once(scene: Scene) -> str:
-    """Tells its facts to who asks, once; before and after that it guesses or chats (drawn by what it knows)."""
+    """Tells its facts to who asks, once; before and after that it guesses or chats (which of them: by its facts)."""
     if scene.last:
         return solve(scene)
     if asked(scene) and not sent(scene):
         return facts(scene)
-    return CHATTER[key("once", facts(scene), scene.question, len(scene.lines)) % len(CHATTER)]
+    return CHATTER[len(facts(scene) + scene.question) % len(CHATTER)]
 
 
 def slow(scene: Scene) -> str:
