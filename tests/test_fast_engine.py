@@ -6,21 +6,23 @@ What a GPU does with one batch for all is shown here too (`one_batch`): prefixes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from conftest import deals, small_base, small_model
 from cotalk.chat import Chat, Player, Reply, Rules, Seating, View, converse
-from cotalk.decoder.serving import Cache, Serving
 from cotalk.decoder.twins import PAGE
-from cotalk.engines import fast
+from cotalk.engines import Engine, fast
 from cotalk.engines.fast import FastEngine, _State, bucket
 from cotalk.engines.hf import HfEngine
 from cotalk.errors import RunFailed
 from cotalk.lora import Stack
+from cotalk.stack import drive
 from families import FAMILIES, model_of, stack_of
 from test_hf_engine import filled, prompts, same, view
 
@@ -53,7 +55,7 @@ def like(ours: Sequence[Reply], theirs: Sequence[Reply], atol: float = 1e-4) -> 
 def test_greedy_tokens_equal_generate_token_by_token(family: str) -> None:
     """Prompts of 1 to 130 tokens in one batch; generate sees each alone."""
     model = model_of(family)
-    given = prompts(1, 3, 9, 17, 40, 63, 64, 65, 130)
+    given = prompts(1, 3, 40, 64, 130)
     expected = []
     for ids in given:
         out = model.generate(torch.tensor([ids]), max_new_tokens=64, do_sample=False, eos_token_id=None)
@@ -64,28 +66,24 @@ def test_greedy_tokens_equal_generate_token_by_token(family: str) -> None:
     assert [r.ids for r in replies] == expected and all(r.cut for r in replies)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "qwen2, biases", "qwen3, head norms"])
 def test_greedy_tokens_of_several_adapters_equal_those_of_a_peft_model(family: str) -> None:
     """Adapters 1 and 3 and the base in one batch, adapter 2 has no rows; PEFT sees each row alone."""
-    from peft import LoraConfig, get_peft_model
-
-    given = list(zip(prompts(5, 40, 5, 17, 64, 1), (3, 0, 1, 1, 3, 0), strict=True))
+    given = list(zip(prompts(5, 40, 9, 64), (3, 0, 1, 3), strict=True))
     replies = FastEngine(stack_of(family, 3), NEVER).reply([[view(ids, k) for ids, k in given]])[0]
-    for k in (0, 1, 3):
-        model = model_of(family)
-        if k:
-            peft = LoraConfig(r=4, lora_alpha=8.0, target_modules="all-linear")
-            model = get_peft_model(model, peft).eval()
-            named = dict(model.named_parameters())
-            for name, p in stack_of(family, 3).parameters(k).items():
-                named[f"base_model.model.{name.replace('.weight', '.default.weight')}"].data.copy_(p)
+    for k in (1, 3):
+        peft = LoraConfig(r=4, lora_alpha=8.0, target_modules="all-linear")
+        model = get_peft_model(model_of(family), peft).eval()
+        named = dict(model.named_parameters())
+        for name, p in stack_of(family, 3).parameters(k).items():
+            named[f"base_model.model.{name.replace('.weight', '.default.weight')}"].data.copy_(p)
         for (ids, asked), reply in zip(given, replies, strict=True):
             if asked == k:
                 out = model.generate(
                     input_ids=torch.tensor([ids]), max_new_tokens=64, do_sample=False, eos_token_id=None
                 )
                 assert reply.ids == tuple(out[0, len(ids) :].tolist())
-    assert len({r.ids for r in replies}) == 6
+    assert len({r.ids for r in replies}) == 4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,9 +112,9 @@ def mixed_views(n: int = 24, temperature: float = 0.9) -> list[View]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_a_mixed_batch_equals_the_hf_engines_replies(family: str, temperature: float) -> None:
-    views = mixed_views(temperature=temperature)
+def test_a_mixed_batch_equals_the_hf_engines_replies(family: str) -> None:
+    """Sampled rows and, in one batch with them, greedy ones."""
+    views = [replace(v, temperature=0.0) if i % 5 == 4 else v for i, v in enumerate(mixed_views())]
     ends = [4, *range(80, 90)]
     theirs = HfEngine(stack_of(family, 4), ends).reply([views])[0]
     ours = FastEngine(stack_of(family, 4), ends).reply([views])[0]
@@ -153,9 +151,8 @@ def test_a_base_of_another_size_where_merging_does_not_pay() -> None:
 # --- rows and batches ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_each_row_of_a_mixed_batch_equals_the_row_served_alone(temperature: float) -> None:
-    views = mixed_views(14, temperature)
+def test_each_row_of_a_mixed_batch_equals_the_row_served_alone() -> None:
+    views = mixed_views(14, 0.8)
     mixed = FastEngine(stack_of("llama", 4), [4]).reply([views])[0]
     alone = [FastEngine(stack_of("llama", 4), [4]).reply([[v]])[0][0] for v in views]
     assert like(mixed, alone)
@@ -291,17 +288,16 @@ def test_what_prompts_begin_with_is_read_once_in_whole_pages() -> None:
     assert all_returned(engine)
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 127, 128, 129, 192])
-@pytest.mark.parametrize("budget", [1, 63, 64, 65])
-def test_prompts_and_budgets_that_end_at_a_pages_border(length: int, budget: int) -> None:
-    """Two rows of one prompt and a third that goes on from it, all of length and budget near a page's 64 tokens."""
-    (ids,), stack = prompts(length), stack_of("llama")
-    views = [view(ids, 1, budget, 1.0, name=0), view(ids, 1, budget, 1.0, name=1)]
-    views.append(view((*ids, 99), 1, budget, 1.0, name=2))
-    engine = FastEngine(stack, NEVER)
+@pytest.mark.parametrize("budget", [1, 64, 65])
+def test_prompts_and_budgets_that_end_at_a_pages_border(budget: int) -> None:
+    """Of each length two rows of one prompt and a third that goes on from it, near a page's 64 tokens."""
+    views = []
+    for ids in prompts(1, 63, 64, 65, 127, 128, 129):
+        views += [view(x, 1, budget, 1.0, name=len(views) + i) for i, x in enumerate((ids, ids, (*ids, 99)))]
+    engine = FastEngine(stack_of("llama"), NEVER)
     replies = engine.reply([views])[0]
     assert like(replies, HfEngine(stack_of("llama"), NEVER).reply([views])[0])
-    assert [len(r.ids) for r in replies] == [budget] * 3 and all_returned(engine)
+    assert [len(r.ids) for r in replies] == [budget] * 21 and all_returned(engine)
 
 
 # --- prefixes kept between turns -----------------------------------------------------------------------------
@@ -314,19 +310,16 @@ def next_turn(first: View, reply: Reply, heard: Sequence[int], budget: int, name
     return replace(view(ids, first.player.adapter, budget, 1.0, name), scene=scene)
 
 
-def play(
-    engine: FastEngine | HfEngine, rules: Rules, adapters: dict[str, int], chats: int = 3, split: bool = False
-) -> list[Chat]:
-    """`chats` chats of each of two tasks. split: as two batches of one call."""
+def play(engine: Engine, rules: Rules, adapters: dict[str, int], chats: int = 3) -> list[Chat]:
+    """`chats` chats of each of two tasks."""
     base = small_base()
     players = {seat: Player("p", k, learns=True) for seat, k in adapters.items()}
     seatings = [Seating(d, players, n, (1, d.task.id)) for d in deals(2) for n in range(chats)]
     playing = converse(seatings, rules, base.form)
     views = next(playing)
     while True:
-        batches = [views[: len(views) // 2], views[len(views) // 2 :]] if split else [views]
         try:
-            views = playing.send([r for batch in engine.reply(batches) for r in batch])
+            views = playing.send(engine.reply([views])[0])
         except StopIteration as end:
             return end.value
 
@@ -335,8 +328,7 @@ def said(chats: Sequence[Chat]) -> list[Reply]:
     return [Reply(m.ids, m.logprobs, m.cut) for chat in chats for m in chat.messages]
 
 
-@pytest.mark.parametrize("order", ["ABAB", "ABABAB", "AABB"])
-@pytest.mark.parametrize("message_tokens", [1, 12, 64])
+@pytest.mark.parametrize(("order", "message_tokens"), [("ABAB", 1), ("ABABAB", 12), ("AAB", 64)])
 def test_a_dialogue_goes_on_from_what_it_has_read(order: str, message_tokens: int) -> None:
     """Every token of a chat is read or stepped once: all that is new in a turn's prompt, but its last token."""
     rules = Rules(order, "dialogue", "open", message_tokens, 20, 1.0)
@@ -360,6 +352,42 @@ def test_a_dialogue_goes_on_from_what_it_has_read(order: str, message_tokens: in
     assert not engine._pool._kept and engine._pool.free == engine._pool.size - 1
 
 
+def test_on_a_cpu_runs_that_say_the_same_do_not_share_what_they_have_read() -> None:
+    """Two runs, untrained and of one key, one with more chats: equal ids in batches of other sizes, so other bits."""
+    rules = Rules("ABAB", "dialogue", "open", 12, 12, 1.0)
+    base = small_base()
+    players = dict.fromkeys("AB", Player("base", 0))
+
+    def run(chats: int) -> Generator[list[View], Sequence[Reply], list[Chat]]:
+        seatings = [Seating(deals(1)[0], players, n, (1,)) for n in range(chats)]
+        return converse(seatings, rules, base.form)
+
+    def words(names: dict[str, int]) -> dict[str, list[Reply]]:
+        engine = FastEngine(stack_of("llama"), [4])
+        chats = drive({name: run(n) for name, n in names.items()}, engine, lambda _, e: pytest.fail(str(e)))
+        return {name: said(found) for name, found in chats.items()}
+
+    sizes = {"a": 13, "b": 3}
+    together = words(sizes)
+    assert [r.ids for r in together["a"][: 3 * 4]] == [r.ids for r in together["b"]]
+    for name, n in sizes.items():
+        assert words({name: n})[name] == together[name]
+
+
+def test_on_a_cpu_neighbours_do_not_make_a_run_read_again_what_it_has_read() -> None:
+    """A neighbour that needs the whole cache, several times, between every two turns."""
+    rules = Rules("ABAB", "dialogue", "open", 12, 12, 1.0)
+    mine = play(FastEngine(stack_of("llama"), [4]), rules, {"A": 1, "B": 1})
+    engine = FastEngine(stack_of("llama"), [4])
+
+    class Crowded:
+        def reply(self, batches: Sequence[Sequence[View]]) -> list[list[Reply]]:
+            many = [view(ids, 2, 8, 1.0, name=i) for i, ids in enumerate(prompts(*[300] * 16))]
+            return engine.reply([many, *batches])[1:]
+
+    assert said(play(Crowded(), rules, {"A": 1, "B": 1})) == said(mine)
+
+
 def test_a_transcript_keeps_nothing_for_ever() -> None:
     """Its prompts begin anew, so that no earlier turn is gone on from: what was kept for one is given back."""
     rules = Rules("ABABAB", "transcript", "open", 12, 20, 1.0)
@@ -369,7 +397,7 @@ def test_a_transcript_keeps_nothing_for_ever() -> None:
     assert not engine._pool._kept and engine._pool.free == engine._pool.size - 1
 
 
-@pytest.mark.parametrize("extra", range(-2, 3))
+@pytest.mark.parametrize("extra", range(-1, 2))
 def test_a_message_that_ends_at_a_pages_border_is_gone_on_from(extra: int) -> None:
     """Prompt + message = 128 + extra tokens, whose last one is not read yet."""
     (ids,) = prompts(100)
@@ -377,7 +405,7 @@ def test_a_message_that_ends_at_a_pages_border_is_gone_on_from(extra: int) -> No
     engine, oracle = together(stack_of("llama"), NEVER), HfEngine(stack_of("llama"), NEVER)
     reply = engine.reply([[first]])[0][0]
     assert len(reply.ids) == 28 + extra and engine.read_tokens == 99
-    for more in ((), (7,), prompts(63)[0], prompts(64)[0], prompts(65)[0]):
+    for more in ((), (7,), prompts(64)[0]):
         reply = engine.reply([[first]])[0][0]
         engine.read_tokens = 0
         next_view = next_turn(first, reply, more, 9)
@@ -473,29 +501,29 @@ def bytes_of(engine: FastEngine, pages: int) -> int:
     return pages * PAGE * engine.decoder.kv_bytes_a_token
 
 
-@pytest.mark.parametrize("pages", [4, 5, 7, 12, 30, 100])
+@pytest.mark.parametrize("pages", [4, 6, 9, 16])
 def test_a_small_cache_changes_no_reply(pages: int) -> None:
-    """Chats of up to 3 pages a row, 6 rows: halves, kept prefixes that give way, everything given back."""
-    rules = Rules("ABABAB", "dialogue", "open", 30, 40, 1.0)
+    """Chats of up to 3 pages a row, 4 rows: halves, kept prefixes that give way, everything given back."""
+    rules = Rules("ABAB", "dialogue", "open", 30, 12, 1.0)
     stack = stack_of("llama")
     limit = bytes_of(FastEngine(stack, [4]), pages)
-    free = play(together(stack_of("llama")), rules, {"A": 1, "B": 2})
-    longest = max(len(m.prompt) for c in free for m in c.messages) + 40
+    free = play(together(stack_of("llama")), rules, {"A": 1, "B": 2}, chats=2)
+    longest = max(len(m.prompt) for c in free for m in c.messages) + 12
     assert longest > 2 * PAGE
     engine = together(stack, kv_bytes=limit)
     if -(-longest // PAGE) + 1 >= pages:
         with pytest.raises(RunFailed, match=r"a row of \d+ tokens does not fit in the KV cache of"):
-            play(engine, rules, {"A": 1, "B": 2})
+            play(engine, rules, {"A": 1, "B": 2}, chats=2)
         return
-    assert like(said(play(engine, rules, {"A": 1, "B": 2})), said(free))
+    assert like(said(play(engine, rules, {"A": 1, "B": 2}, chats=2)), said(free))
     assert engine._pool.size <= pages and all_returned(engine)
 
 
 def test_kept_prefixes_give_way_to_rows_that_need_their_pages() -> None:
     stack = stack_of("llama")
     engine = together(stack, NEVER, kv_bytes=bytes_of(FastEngine(stack, [4]), 12))
-    for i in range(12):
-        v = view(prompts(*[60 + i] * (i + 1))[-1], i % 3, 30, 1.0, name=i)
+    for i in range(8):
+        v = view(prompts(*[60 + i] * (i + 1))[-1], i % 3, 9, 1.0, name=i)
         assert like(engine.reply([[v]])[0], HfEngine(stack_of("llama"), NEVER).reply([[v]])[0])
         assert all_returned(engine)
     assert 1 <= len(engine._pool._kept) <= 5
@@ -527,25 +555,27 @@ def test_rows_are_answered_in_halves_where_they_do_not_fit() -> None:
     assert max(sizes) == 2 and all_returned(engine)  # 8 -> 4 -> 2 rows of 3 + 1 pages in 13
 
 
-def test_a_batch_that_runs_out_of_memory_is_answered_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    views = mixed_views(10)
-    engine = together(stack_of("qwen2, biases", 4))
-    expected = engine.reply([views])[0]
-    step, sizes = Serving.step, []
+@pytest.mark.parametrize("where", ["read", "step"])
+def test_a_batch_that_runs_out_of_memory_is_answered_in_halves(where: str) -> None:
+    views = mixed_views(16)
+    whole = FastEngine(stack_of("llama", 4), [4]).reply([views])[0]
+    engine, limit = FastEngine(stack_of("llama", 4), [4]), [5]
+    real = getattr(engine._serving, where)
 
-    def scarce(self: Serving, state: dict, cache: Cache, rows: int) -> torch.Tensor:
-        sizes.append(rows)
-        if rows > 3:
-            raise torch.OutOfMemoryError("no room")
-        return step(self, state, cache, rows)
+    def short(*given: Any) -> Any:
+        """read(stretches, cache) or step(state, cache, rows)"""
+        if (len(given[0]) if where == "read" else given[2]) > limit[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*given)
 
-    monkeypatch.setattr(Serving, "step", scarce)
-    engine = together(stack_of("qwen2, biases", 4))
-    assert like(engine.reply([views])[0], expected)
-    assert sizes[:2] == [10, 5] and all_returned(engine)
-    monkeypatch.setattr(Serving, "step", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
-    with pytest.raises(RunFailed, match=r"one row of \d+ tokens does not fit in memory"):
-        engine.reply([views[:2]])
+    setattr(engine._serving, where, short)
+    assert like(engine.reply([views])[0], whole)
+    assert all_returned(engine)
+    limit[0] = 0
+    with pytest.raises(
+        RunFailed, match=r"one row of \d+ tokens does not fit in memory: lower the token budgets"
+    ):
+        engine.reply([views[1:2]])
 
 
 def test_prompts_are_read_in_passes_of_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
