@@ -2,7 +2,8 @@
 
 A problem is kept when it can be cut into facts and a question (rule "clean"), its worked solution ends in its gold,
 and no study plays it: the first 4,096 rows of gsm_symbolic's train, dev, held-out and unseen streams (and of the
-stream that the model card is measured on) are reserved, and so is GSM8K's whole test split, near copies included.
+stream that the model card is measured on) are reserved, in whatever order their words stand, and so is GSM8K's whole
+test split, near copies included.
 Whatever is not kept is counted by its reason. Chunks of rows are drawn by worker processes; which process draws
 what decides nothing.
 
@@ -111,25 +112,35 @@ def problem_of(task: Task, text: str) -> Problem:
 
 
 def reserved() -> frozenset[str]:
-    """The texts of what studies and model cards play of gsm_symbolic."""
+    """The words, in alphabetical order, of each problem that studies and model cards play of gsm_symbolic."""
     streams = [(split, 0) for split in ("train", "dev", "heldout", "unseen")]
     streams += [("heldout", CARD_SEED), ("unseen", CARD_SEED)]
-    return frozenset(task.text for split, seed in streams for task, _ in _chunk(split, 0, seed))
+    return frozenset(_words(task.text) for split, seed in streams for task, _ in _chunk(split, 0, seed))
+
+
+def played(problems: Iterable[Problem]) -> list[str]:
+    """The ids of the problems that studies or model cards play, whatever order their words stand in."""
+    kept_back = reserved()
+    return [problem.task.id for problem in problems if _words(problem.task.text) in kept_back]
+
+
+def _words(text: str) -> str:
+    return " ".join(sorted(text.split()))
 
 
 def _chunk(split: str, chunk: int, seed: int = 0) -> Iterator[tuple[Task, str]]:
-    return symbolic_chunk(_reasoning_gym().create_dataset, split, chunk, seed)
+    return symbolic_chunk(reasoning_gym().create_dataset, split, chunk, seed)
 
 
-def _reasoning_gym() -> Any:
+def reasoning_gym() -> Any:
+    """The library, or a BadInput that says how to get it."""
     try:
-        import reasoning_gym
+        import reasoning_gym as library
     except ImportError as error:
         raise BadInput(
-            "problems are drawn by reasoning-gym, which is not installed here: pip install 'cotalk[gsm-symbolic]', or "
-            "give rows that were drawn elsewhere with --rows"
+            "problems are drawn by reasoning-gym, and bases measured on them: pip install 'cotalk[gsm-symbolic]'"
         ) from error
-    return reasoning_gym
+    return library
 
 
 def draw(
@@ -139,7 +150,7 @@ def draw(
 
     others: share of the problems that two seats cannot be dealt (one fact alone) which are kept all the same.
     """
-    keep = functools.partial(_keep, others=others, played=reserved())
+    keep = functools.partial(_keep, others=others, kept_back=reserved())
     kept: list[Problem] = []
     refused: Counter[str] = Counter()
     drawn = 0
@@ -149,15 +160,15 @@ def draw(
         if len(kept) >= count:
             break
     kept = kept[:count]
-    return kept, Tally(drawn, len(kept), dict(refused.most_common()), _repeats(kept))
+    return kept, Tally(drawn, len(kept), dict(refused.most_common()), repeats(kept))
 
 
-def _keep(chunk: int, others: float, played: frozenset[str]) -> tuple[list[Problem], Counter[str]]:
+def _keep(chunk: int, others: float, kept_back: frozenset[str]) -> tuple[list[Problem], Counter[str]]:
     """What is kept of one chunk, and what is not, by reason."""
     kept: list[Problem] = []
     refused: Counter[str] = Counter()
     for task, text in _chunk("base", chunk):
-        if task.text in played:
+        if _words(task.text) in kept_back:
             refused[PLAYED] += 1
             continue
         try:
@@ -182,7 +193,8 @@ def _in_processes(keep: Callable[[int], Any], count: int, workers: int) -> Itera
         yield from pool.imap(keep, range(4 + 4 * count // CHUNK))
 
 
-def _repeats(problems: Sequence[Problem]) -> int:
+def repeats(problems: Sequence[Problem]) -> int:
+    """How many repeat an earlier one, word for word."""
     return len(problems) - len({problem.task.text for problem in problems})
 
 
@@ -206,7 +218,7 @@ def gsm8k(source: str) -> tuple[list[Problem], Tally]:
             kept.append(problem_of(task, texts[task.problem]))
         except Refused as error:
             refused[str(error)] += 1
-    return kept, Tally(len(trained), len(kept), dict(refused.most_common()), _repeats(kept))
+    return kept, Tally(len(trained), len(kept), dict(refused.most_common()), repeats(kept))
 
 
 def _near(trained: dict[str, str], held: dict[str, str]) -> set[str]:

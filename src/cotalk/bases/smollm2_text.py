@@ -6,7 +6,7 @@ last turn is the worked solution where the seat has heard every fact with a numb
 seat that it hears has habits of its own (`partner`), talks more, and is never learned. So reading and reckoning are
 practised, and nothing rewards sending. Other rows: the whole problem in one hand, and half a hand alone.
 
-    rows, refused = shard(settings, form, problems, seed=1, number=0)
+    rows, refused = shard(settings, form, problems, seed=(1, 0))
 
 All rates and phrases are data (smollm2.toml, `[text]`). Left out: problems (problems.py), training (finetune.py).
 """
@@ -101,10 +101,10 @@ class Row:
 
 
 def shard(
-    settings: Settings, form: ChatFormat, problems: Sequence[Problem], seed: int, number: int
+    settings: Settings, form: ChatFormat, problems: Sequence[Problem], seed: tuple[int, ...]
 ) -> tuple[list[Row], Counter[str]]:
-    """A row for each problem of shard `number`, and how many were refused. The same whoever makes it and when."""
-    writer = Writer(settings, form, np.random.default_rng((seed, number)))
+    """A row for each problem, and how many were refused. The same whoever makes it and when."""
+    writer = Writer(settings, form, np.random.default_rng(seed))
     rows = [writer.row(problem) for problem in problems]
     return [row for row in rows if row], Counter({TOO_LONG: rows.count(None)} if None in rows else {})
 
