@@ -69,7 +69,7 @@ def make(
     text, device = Settings.read(table["text"]), pick_device(device)
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     making = out.with_name(out.name + ".making")
     model = making / "model"
