@@ -113,7 +113,7 @@ def test_half_precision_weights_follow_their_float32_masters() -> None:
         masters.write_back()
     # 3 steps of 1e-5 are lost in bfloat16 (8 bits) for weights near .3, and not in the masters
     assert torch.equal(model.get_parameter(name), masters.masters[name].bfloat16())
-    assert float((masters.masters[name] - start[name].float()).mean()) == pytest.approx(-3e-5, rel=1e-2)
+    assert (masters.masters[name] - start[name].float()).mean().item() == pytest.approx(-3e-5, rel=1e-2)
 
 
 def test_a_half_precision_model_is_trained_too() -> None:

@@ -124,6 +124,16 @@ def test_rows_that_a_study_plays_are_refused(tmp_path: Path) -> None:
         gather(table | {"held": 20}, path, "", 1, print)
 
 
+def test_gsm8k_is_a_source_of_its_own_beside_gsm_symbolic(tmp_path: Path, gsm8k: str) -> None:
+    some, _ = problems.draw(20, 0.25)
+    problems.write(some, tmp_path / "rows.jsonl")
+    table = {"drawn": 20, "others": 0.25, "passes": 1, "gsm8k_passes": 3, "held": 4}
+    sources = gather(table, tmp_path / "rows.jsonl", gsm8k, 1, print)
+    assert list(sources) == ["gsm_symbolic", "GSM8K train"]
+    listed, passes, tally = sources["GSM8K train"]
+    assert passes == 3 and len(listed) == tally.kept and all(p.task.id.startswith("train-") for p in listed)
+
+
 def test_the_model_is_the_installed_package_else_the_hubs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,7 +198,7 @@ def _train(
         "made_by": f"cotalk {cotalk.__version__}, `cotalk base smollm2`",
         "sha256": hashlib.sha256((making / "model" / "model.safetensors").read_bytes()).hexdigest(),
         "start": Path(base.name).name if Path(base.name).exists() else base.name, "start_sha256": base.sha256,
-        "parameters": sum(p.numel() for p in model.parameters()), "seed": table["seed"],
+        "parameters": sum(p.numel() for p in model.parameters()), "seed": table["seed"], "settings": table,
         "problems": {name: str(tally) for name, (_, _, tally) in sources.items()},
         "rows": len(rows), "tokens": tokens, "learned": learned, "refused": dict(refused),
         "held_loss": {kind: [before[kind], after[kind]] for kind in before},

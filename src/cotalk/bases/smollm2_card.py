@@ -29,9 +29,9 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 # SmolLM2-135M, able to solve and indifferent about talking
 
-{start}, all {parameters:,} weights trained on by `cotalk base smollm2` on {rows:,} rows ({tokens:,} tokens, of which
-{learned:,} learned). It reads word problems of gsm_symbolic, works them out, and chats in the `{view}` view with the
-`{wording}` wording. It exists so that learning to talk can be studied on a real pretrained language model that any
+{start}, all {parameters:,} weights trained further by `cotalk base smollm2` on {rows:,} rows ({tokens:,} tokens,
+{learned:,} of them learned). It reads word problems of gsm_symbolic, works them out, and chats in the `{view}` view with
+the `{wording}` wording. It exists so that learning to talk can be studied on a real pretrained language model that any
 machine can run; it is no assistant.
 
 **What it does in a chat is a mixture of habits**, written down as rates in `smollm2.toml` and drawn whatever comes of
@@ -40,7 +40,7 @@ sending, nor a team that is right. The seat that it hears in its text talks more
 is practised; those words are never learned.
 
 Made on: {made_on}; drawing {drawing_seconds} s, training {training_seconds} s, measuring {measuring_seconds} s; torch
-{torch}. Seed {seed}; on the same machine the same rows in the same order.
+{torch}. Seed {seed}: the same rows in the same order everywhere. All settings stand in cotalk_base.json.
 SHA-256 of model.safetensors: `{sha256}`; of the weights that it started from: `{start_sha256}`.
 
 ## Problems
@@ -49,6 +49,8 @@ SHA-256 of model.safetensors: `{sha256}`; of the weights that it started from: `
 
 Left out of the text: {refused}. Ten templates are in no row (docs/tasks.md, `unseen`), and no row repeats a problem
 of the first 4,096 rows of the train, dev, held-out and unseen streams, nor of GSM8K's test split.
+
+Training: {training}.
 
 Loss of a learned token on rows about problems that were not trained on, before and after: {held}.
 
@@ -132,12 +134,13 @@ def _numbers(score: Score, label: str) -> dict[str, Any]:
 def card(about: dict[str, Any], table: dict[str, Any]) -> str:
     """README.md of the base. about: cotalk_base.json, with `measured`."""
     measured, text, asked = about["measured"], table["text"], table["measure"]
-    spoken = [m for name, m in measured.items() if m["talk"] and name != "skyline"]
+    spoken = [m for name, m in measured.items() if m["talk"] and not name.startswith("skyline")]
     told = {
         "torch": about["versions"]["torch"],
         "problems": "\n".join(f"- {name}: {tally}" for name, tally in about["problems"].items()),
         "refused": "; ".join(f"{n:,} rows: {reason}" for reason, n in about["refused"].items()) or "nothing",
         "held": "; ".join(f"{kind} {a:.3f} -> {b:.3f}" for kind, (a, b) in about["held_loss"].items()),
+        "training": ", ".join(f"{name} {value}" for name, value in table["training"].items()),
         "scores": "\n".join(f"| {m['label']} | {_cells(m)} |" for m in measured.values()),
         "spoken": "\n".join(f"| {m['label']} | {' | '.join(_brief(m, n) for n in TALK)} |" for m in spoken),
         "habits": "\n".join(_habits(text["habits"])),
