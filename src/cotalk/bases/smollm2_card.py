@@ -30,9 +30,9 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 # SmolLM2-135M, able to solve and indifferent about talking
 
 {start}, all {parameters:,} weights trained further by `cotalk base smollm2` on {rows:,} rows ({tokens:,} tokens,
-{learned:,} of them learned). It reads word problems of gsm_symbolic, works them out, and chats in the `{view}` view with
-the `{wording}` wording. It exists so that learning to talk can be studied on a real pretrained language model that any
-machine can run; it is no assistant.
+{learned:,} of them learned). It reads word problems of gsm_symbolic, works them out, and chats in the `{view}` view
+with the `{wording}` wording. It exists so that learning to talk can be studied on a real pretrained language model that
+any machine can run; it is no assistant.
 
 **What it does in a chat is a mixture of habits**, written down as rates in `smollm2.toml` and drawn whatever comes of
 them. A last turn is the worked solution where everything needed was heard, else a guess; nothing in the text rewards
