@@ -343,6 +343,17 @@ def test_a_source_that_never_deals_is_given_up(tmp_path: Path) -> None:
         splits(f"{path}:bad", train=1, dev=0, heldout=1)
 
 
+def test_unseen_tasks_share_neither_problem_nor_template_with_the_others() -> None:
+    pytest.importorskip("reasoning_gym")
+    tasks = splits("gsm_symbolic", train=60, dev=5, heldout=30, unseen=20)
+    assert len(tasks.unseen) == tasks.report["unseen"].dealt == 20
+    others = [*tasks.train, *tasks.dev, *tasks.heldout]
+    assert not {one.task.template for one in tasks.unseen} & {one.task.template for one in others}
+    assert splits("gsm_symbolic", train=60, dev=5, heldout=30).heldout == tasks.heldout
+    with pytest.raises(BadInput, match="keeps no templates back"):
+        splits("puzzles", train=1, dev=0, heldout=1, unseen=1)
+
+
 # --- the command -----------------------------------------------------------------------------------
 
 

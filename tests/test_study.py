@@ -22,7 +22,9 @@ from cotalk.config import Config
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Pass
 from cotalk.jobs import begin, prepare, run_jobs, run_study
+from cotalk.results import Score
 from cotalk.study import Evaluate, Job, Study, read_study, study_from
+from cotalk.task import UNSEEN_TEMPLATES
 from toy import SETTINGS, everything, toy_base, toy_grader, toy_tasks
 
 TABLE: dict[str, Any] = {
@@ -540,9 +542,34 @@ def test_the_controls_of_a_study_are_one_switch_each(here: None, tmp_path: Path)
         assert b["task"].startswith(a["task"]) and a["hands"] != b["hands"]
 
 
+def test_unseen_templates_are_played_beside_the_held_out_tasks(here: None, tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    run = {
+        "base": str(toy_base(tmp_path / "base")), "tasks": "gsm_symbolic", "device": "cpu", "steps": 1, "problems": 1,
+        "train_tasks": 4, "dev_tasks": 0, "heldout_tasks": 3, "message_tokens": 3, "answer_tokens": 4,
+        "chats": 2, "rank": 4, "alpha": 8.0,
+    }  # fmt: skip
+    evaluation = {
+        "partners": False, "unseen": 4, "repeats": 1, "trained_repeats": 1, "chats": 1, "greedy": False,
+    }  # fmt: skip
+    table = {"seeds": [17, 18], "run": run, "arms": {"open": {}}, "evaluate": evaluation}
+    document = run_study(study_from("unseen", table, None, None, "u.toml"), tmp_path / "out", 1)
+    assert results.check(document) == [] and document["failed"] == {}
+    other = {n: c["size"]["tasks"] for n, c in document["conditions"].items() if n.endswith("_unseen")}
+    names = ("base_open_unseen", "base_closed_unseen", "skyline_unseen", "trained_open_unseen")
+    assert other == dict.fromkeys(names, 4)
+    assert document["conditions"]["trained_open"]["size"]["tasks"] == 3
+    played = Score.load(tmp_path / "out/outcomes/trained_open_unseen.npz")
+    unseen = {str(index) for index in UNSEEN_TEMPLATES}
+    assert set(played.clusters) <= unseen  # intervals are clustered by template
+    assert not set(Score.load(tmp_path / "out/outcomes/trained_open.npz").clusters) & unseen
+    assert document["tasks"]["unseen"]["dealt"] == 4
+
+
 @pytest.mark.parametrize(
     ("evaluation", "told"),
     [
+        ({"unseen": -1}, "0 or more tasks"),
         ({"causal": ["silence"]}, "replaced by 'silence'"),
         ({"causal": True}, "a list of words"),
         ({"margin": 1.5}, "from 0 to below 1"),

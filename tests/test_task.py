@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotalk.deal import deal_all
 from cotalk.errors import BadInput
-from cotalk.task import MAX_LINE, Task, kind_of, load, own_splits, stream_seed
+from cotalk.task import CHUNK, MAX_LINE, UNSEEN_TEMPLATES, Task, kind_of, load, own_splits, stream_seed
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 GSM8K = os.environ.get("COTALK_GSM8K", "")
@@ -264,14 +265,29 @@ def test_gsm_symbolic_loses_the_sentences_about_the_form_and_knows_its_templates
     )
     tasks = list(load("gsm_symbolic", limit=300))
     assert not any("final answer" in task.problem or "units" in task.problem for task in tasks)
-    assert 50 < len({task.template for task in tasks}) <= 85
-    rows = reasoning_gym.create_dataset("gsm_symbolic", size=300, seed=stream_seed("train", 0))
-    assert [task.template for task in tasks] == [str(index) for index in rows.task_indices]
-    assert tasks[0].gold == rows[0]["answer"]
+    rows = reasoning_gym.create_dataset("gsm_symbolic", size=CHUNK, seed=stream_seed("train", 0))
+    seen = [i for i, index in enumerate(rows.task_indices) if index not in UNSEEN_TEMPLATES][:300]
+    assert [task.template for task in tasks] == [str(rows.task_indices[i]) for i in seen]
+    assert [task.gold for task in tasks] == [rows[i]["answer"] for i in seen]
+    assert tasks[-1].id == f"train-{seen[-1]}"
     later = list(load("gsm_symbolic", split="heldout", limit=300))
     assert (
         len({task.problem for task in tasks} & {task.problem for task in later}) <= 5
     )  # by chance, not by seed
+
+
+def test_ten_templates_of_gsm_symbolic_are_in_no_split_but_unseen() -> None:
+    pytest.importorskip("reasoning_gym")
+    unseen = {str(index) for index in UNSEEN_TEMPLATES}
+    for split in ("train", "dev", "heldout", "base"):
+        templates = {task.template for task in load("gsm_symbolic", split=split, limit=2000)}
+        assert len(templates) == 75 and not templates & unseen
+    tasks = list(load("gsm_symbolic", split="unseen", limit=200))
+    assert {task.template for task in tasks} == unseen
+    for rule in ("published", "clean"):  # each of them can be dealt by either rule
+        assert not deal_all(tasks, rule=rule)[1]
+    with pytest.raises(BadInput, match="keeps no templates back"):
+        load("puzzles", split="unseen")
 
 
 def test_gsm_symbolic_without_its_library_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

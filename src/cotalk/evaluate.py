@@ -12,6 +12,8 @@ from these files, never from memory.
     trained_ARM_a_base_b            its A with the untrained base in every other seat
     base_a_trained_ARM_b            the untrained base as A with its other seats
 
+    NAME_perturbed, NAME_unseen     the same on held-out tasks with other numbers, and of unseen templates
+
 The arm called `open` drops its name in the partner conditions (`trained_a_base_b`).
 """
 
@@ -40,7 +42,10 @@ COUNTED = ("outcomes", "strict", "lenient", "parsed")
 
 @dataclass(frozen=True)
 class Condition:
-    """One way to play. trained: the seats of the run's own players ("" for a condition of the base)."""
+    """One way to play. trained: the seats of the run's own players ("" for a condition of the base).
+
+    tasks: the held-out ones, those with other numbers, or those of unseen templates.
+    """
 
     name: str
     label: str
@@ -48,7 +53,7 @@ class Condition:
     hand: Literal["dealt", "full", "half"] = "dealt"
     trained: str = ""
     arm: str = ""
-    perturbed: bool = False
+    tasks: Literal["heldout", "perturbed", "unseen"] = "heldout"
 
     def rules(self, config: Config) -> Rules:
         """As in training, but for the channel, and a seat alone where the hand is not dealt."""
@@ -131,6 +136,7 @@ class Evaluation:
     grader: Callable[[str, str], Any] | None = None
     progress: Callable[[str], None] = lambda name: None
     perturbed: Sequence[Deal] = ()
+    unseen: Sequence[Deal] = ()
 
     @property
     def reward(self) -> Literal["strict", "lenient"]:
@@ -160,7 +166,7 @@ def play_pass(evaluation: Evaluation, condition: Condition, once: Pass) -> Playi
     if once.greedy:
         rules = replace(rules, temperature=0.0)
     seatings, halves = [], []
-    for task in evaluation.perturbed if condition.perturbed else evaluation.heldout:
+    for task in getattr(evaluation, condition.tasks):
         for half, deal in condition.deals(task).items():
             key = (evaluation.seed, "eval", condition.name + half, once.repeat, None, task.task.id)
             players = condition.players(evaluation.own, rules.seats)

@@ -53,11 +53,14 @@ from cotalk.train import Playing, Run, train
 Progress = Callable[[str, str, int, int, dict[str, Any]], None]  # job, phase, done, of, metrics
 
 
-def prepare(config: Config, perturbed: bool = False) -> Tasks:
-    """Loads and deals the three disjoint sources of a config; `perturbed`: also the held-out with other numbers."""
+def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
+    """Loads and deals the three disjoint sources of a config.
+
+    perturbed: also the held-out with other numbers. unseen: also so many tasks of unseen templates.
+    """
     tasks = splits(
         config.tasks, config.heldout or None, train=config.train_tasks, dev=config.dev_tasks,
-        heldout=config.heldout_tasks, rule=config.rule, seats=config.rules.seats,
+        heldout=config.heldout_tasks, rule=config.rule, seats=config.rules.seats, unseen=unseen,
     )  # fmt: skip
     if not perturbed:
         return tasks
@@ -85,7 +88,7 @@ def run_study(
 def _run_study(study: Study, out: Path, workers: int | None, progress: Progress) -> results.Json:
     began = time.monotonic()
     begin(study, out)
-    tasks = prepare(study.config, study.evaluate.perturbed)
+    tasks = prepare(study.config, study.evaluate.perturbed, study.evaluate.unseen)
     jobs = study.jobs()
     on_cpu = pick_device(study.config.device) == "cpu"
     workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
@@ -150,7 +153,7 @@ def _run_stack(
     first = study.job_config(jobs[0])
     base = load_base(first.base, first.dtype, first.device, first.wording)
     for job in jobs:
-        base.check(study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout])
+        base.check(study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout, *tasks.unseen])
     seats = first.rules.seats
     tables: dict[
         str, tuple[Method, tuple[Entry, ...], dict[str, int], int]
@@ -228,7 +231,7 @@ def _life(
 
     seed = config.seed if job.arm else 0
     evaluation = Evaluation(
-        out, job.name, seed, config, tasks.heldout, form, players, grader, told, perturbed=tasks.perturbed
+        out, job.name, seed, config, tasks.heldout, form, players, grader, told, tasks.perturbed, tasks.unseen
     )
     yield from evaluate(evaluation, work)
     if knocked:
@@ -443,7 +446,7 @@ def read_scores(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, st
         runs = runs_of(study, condition.arm, failures)
         if not runs:
             continue
-        played = tasks.perturbed if condition.perturbed else tasks.heldout
+        played = getattr(tasks, condition.tasks)
         yield read_score(out, condition, runs, played, repeats=study.repeats(condition), clustered=clustered)
         if study.evaluate.greedy and study.has_greedy(condition):
             yield read_score(out, condition, runs, played, greedy=True, clustered=clustered)

@@ -136,7 +136,7 @@ def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
 
 
 def _cross_one(study: Study, out: Path, chats: int, console: Console) -> dict[str, Any]:
-    tasks = prepare(study.config, study.evaluate.perturbed)
+    tasks = prepare(study.config, study.evaluate.perturbed, study.evaluate.unseen)
     document = results.read(out)
     matrix = matrix_of(study, out, tasks, document["failed"], len(tasks.heldout), chats)
     rows = [*matrix.rows, *oracle_rows(study, matrix)]

@@ -1,8 +1,8 @@
-"""Train, dev and held-out: three sets of dealt tasks that share no problem.
+"""Train, dev and held-out: sets of dealt tasks that share no problem, and of templates that no other set holds.
 
 Held-out is taken first, then train, then dev; where they come from one stream, each goes on where the one
 before it stopped. A problem whose facts and question were seen before is dropped and counted, so that no
-set repeats another.
+set repeats another. `unseen` tasks (gsm_symbolic) are of templates that nothing else is drawn from.
 
     tasks = splits("data/gsm8k", rule="published")     # 1,024 of train, the next 16 of train, 300 of test
     tasks.train, tasks.dev, tasks.heldout              # lists of Deal
@@ -56,6 +56,7 @@ class Tasks:
     perturbed: list[Deal] = field(
         default_factory=list
     )  # held-out tasks with other numbers, where they were asked for
+    unseen: list[Deal] = field(default_factory=list)  # of templates of their own, where they were asked for
 
 
 def splits(
@@ -68,14 +69,20 @@ def splits(
     rule: str = "clean",
     seats: str = "AB",
     seed: int = 0,
+    unseen: int = 0,
 ) -> Tasks:
-    """Deal `train`, `dev` and `heldout` tasks that share no problem; BadInput when the source has fewer."""
-    wanted = {"heldout": heldout, "train": train, "dev": dev}
+    """Deal `train`, `dev` and `heldout` tasks that share no problem; BadInput when the source has fewer.
+
+    unseen: tasks of templates that none of these holds (gsm_symbolic; BadInput for another source).
+    """
+    wanted = {"heldout": heldout} | ({"unseen": unseen} if unseen else {}) | {"train": train, "dev": dev}
     for name, count in wanted.items():
         if count < 0:
             raise BadInput(f"{name} {count} is negative; expected 0 or more tasks")
     source = for_seats(source, seats)
     streams = _streams(source, heldout_source and for_seats(heldout_source, seats), seed)
+    if unseen:
+        streams["unseen"] = load(source, split="unseen", seed=seed)
     seen: dict[str, str] = {}
     taken = {name: _take(streams[name], count, name, seen, (seats, rule)) for name, count in wanted.items()}
     for name, (dealt, tally) in taken.items():

@@ -52,6 +52,8 @@ class Evaluate:
     """Also every run with the untrained base on either side."""
     perturbed: bool = False
     """Also the untrained pair and each run on held-out tasks with other numbers (where the gold can be made again)."""
+    unseen: int = 0
+    """Also the untrained pair, the skyline and each run on so many tasks of templates that no other task has."""
     causal: tuple[str, ...] = ()
     """What replaces messages in the trained teams at test time: "nothing", "another", "base" (docs/talk.md)."""
     cross: int = 0
@@ -84,6 +86,8 @@ class Evaluate:
             )
         if not 0 <= self.margin < 1:
             raise BadInput(f"[evaluate] margin = {self.margin}: expected a difference from 0 to below 1")
+        if self.unseen < 0:
+            raise BadInput(f"[evaluate] unseen = {self.unseen}: expected 0 or more tasks")
         counts = {name: getattr(self, name) for name in ("chats", "repeats", "trained_repeats")}
         if min(counts.values()) < 1:
             told = ", ".join(f"{name} = {count}" for name, count in counts.items())
@@ -135,7 +139,7 @@ class Study:
                 if name not in known:
                     close = nearest(name, list(known))
                     raise BadInput(f"[[compare]] names {name!r}{close}; expected one of {', '.join(known)}")
-            if known[a].perturbed != known[b].perturbed:
+            if known[a].tasks != known[b].tasks:
                 raise BadInput(f"[[compare]] a = {a!r}, b = {b!r}: expected both on the same tasks")
             if known[b].arm and not known[a].arm:
                 raise BadInput(
@@ -173,11 +177,19 @@ class Study:
     def conditions(self) -> list[Condition]:
         own = [c for arm in self.arms for c in arm_conditions(arm, self.arm(arm), self.evaluate.partners)]
         plain = base_conditions() + own
-        if not self.evaluate.perturbed:
-            return plain
         again = [c for c in plain if c.name in ("base_open", "base_closed", f"trained_{c.arm}")]
-        other = [replace(c, name=f"{c.name}_perturbed", label=f"{c.label}, other numbers") for c in again]
-        return plain + [replace(c, perturbed=True) for c in other]
+        found = list(plain)
+        if self.evaluate.perturbed:
+            found += [
+                replace(c, name=f"{c.name}_perturbed", label=f"{c.label}, other numbers", tasks="perturbed")
+                for c in again
+            ]
+        if self.evaluate.unseen:
+            found += [
+                replace(c, name=f"{c.name}_unseen", label=f"{c.label}, unseen templates", tasks="unseen")
+                for c in [c for c in plain if c in again or c.name == "skyline"]
+            ]
+        return found
 
     def own_condition(self, arm: str) -> Condition:
         """An arm's runs in their own channel."""

@@ -30,16 +30,19 @@ import numpy
 from cotalk.errors import BadInput
 
 MAX_LINE = 10 * 2**20  # bytes; a longer line is not a task but a wrong file
-SPLITS = ("train", "dev", "heldout", "test", "base")
+SPLITS = ("train", "dev", "heldout", "test", "base", "unseen")
 STREAMS = {
     "train": 1,
     "dev": 2,
     "heldout": 3,
     "test": 3,
     "base": 4,
+    "unseen": 5,
 }  # of the endless sources; see stream_seed
 CHUNK = 4096  # rows that an endless source makes at a time
 PLAIN_NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
+# templates of gsm_symbolic that only its split `unseen` holds: a keyed draw of 10 of the 50 that either rule can deal
+UNSEEN_TEMPLATES = frozenset({1, 13, 16, 22, 23, 42, 45, 54, 56, 84})
 SYMBOLIC_FORM = " Give the result as your final answer. Do not include units."
 ROW_SHAPES = '{"facts": [...], "question": "...", "gold": "..."} or {"problem": "...", "gold": "..."}'
 
@@ -67,6 +70,7 @@ def load(source: str, *, split: str = "train", limit: int | None = None, seed: i
     Args:
         split: "train", "dev", "heldout" (or "test") or "base". GSM8K has train and test; the endless sources
             have all, each from seeds of its own; your own files have none and are always read whole.
+            "unseen": gsm_symbolic's templates that no other split holds.
         limit: at most so many tasks. Without it "puzzles" and "gsm_symbolic" never end.
         seed: GSM8K's shuffle (0 is the published one), or another stream of an endless source.
     """
@@ -75,6 +79,10 @@ def load(source: str, *, split: str = "train", limit: int | None = None, seed: i
     if limit is not None and limit < 0:
         raise BadInput(f"limit {limit} is negative; expected 0 or more")
     kind = kind_of(source)
+    if split == "unseen" and kind != "gsm_symbolic":
+        raise BadInput(
+            f"source {source!r} keeps no templates back; expected gsm_symbolic for the split unseen"
+        )
     if kind == "gsm8k":
         tasks: Iterable[Task] = _gsm8k(source, split, seed)
     elif kind == "function":
@@ -210,23 +218,30 @@ def _gsm_symbolic(split: str, seed: int) -> Iterator[Task]:
         raise BadInput(
             "source `gsm_symbolic` needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'"
         ) from error
-    return _symbolic_rows(reasoning_gym.create_dataset, split, stream_seed(split, seed))
+    create_dataset = reasoning_gym.create_dataset
+    chunks = (symbolic_chunk(create_dataset, split, chunk, seed) for chunk in itertools.count())
+    return (task for tasks in chunks for task, _ in tasks)
 
 
-def _symbolic_rows(create_dataset: Callable[..., Any], split: str, first_seed: int) -> Iterator[Task]:
-    for start in itertools.count(0, CHUNK):
-        rows = create_dataset("gsm_symbolic", size=CHUNK, seed=first_seed + start)
-        for at in range(CHUNK):
-            row, name = rows[at], f"{split}-{start + at}"
-            problem = row["question"].removesuffix(SYMBOLIC_FORM)
-            if problem == row["question"]:
-                raise BadInput(
-                    f"gsm_symbolic {name}: it ends in {problem[-60:]!r}; expected {SYMBOLIC_FORM!r}, "
-                    "as in reasoning-gym 0.1.25: pip install 'cotalk[gsm-symbolic]'"
-                )
-            gold = _checked_gold(str(row["answer"]).strip(), f"gsm_symbolic {name}")
-            template = str(rows.task_indices[at])  # `source_index` in the row is only its position
-            yield Task(id=name, question="", gold=gold, problem=problem, template=template)
+def symbolic_chunk(
+    create_dataset: Callable[..., Any], split: str, chunk: int, seed: int = 0
+) -> Iterator[tuple[Task, str]]:
+    """The tasks of chunk number `chunk` of a split, each with its worked solution, which ends in "#### 42"."""
+    start = chunk * CHUNK
+    rows = create_dataset("gsm_symbolic", size=CHUNK, seed=stream_seed(split, seed) + start)
+    for at, template in enumerate(rows.task_indices):  # `source_index` in the row is only its position
+        if (template in UNSEEN_TEMPLATES) != (split == "unseen"):
+            continue
+        row, name = rows[at], f"{split}-{start + at}"
+        problem = row["question"].removesuffix(SYMBOLIC_FORM)
+        if problem == row["question"]:
+            raise BadInput(
+                f"gsm_symbolic {name}: it ends in {problem[-60:]!r}; expected {SYMBOLIC_FORM!r}, "
+                "as in reasoning-gym 0.1.25: pip install 'cotalk[gsm-symbolic]'"
+            )
+        gold = _checked_gold(str(row["answer"]).strip(), f"gsm_symbolic {name}")
+        task = Task(id=name, question="", gold=gold, problem=problem, template=str(template))
+        yield task, row["metadata"]["answer_cot"]
 
 
 def _puzzles(facts: int, split: str, seed: int) -> Iterator[Task]:
