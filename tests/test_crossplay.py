@@ -190,11 +190,24 @@ def test_every_arm_is_compared_with_the_first_and_corrected_together():
     found, scores = a_study()
     rows = comparisons(found, scores, ["grpo", "host"], margin=0.03)
     by = {row["what"]: row for row in rows}
-    assert list(by) == ["self_play", "cross_seed", "A with base"]
+    assert list(by) == [
+        "self_play",
+        "A with base",
+    ]  # two seeds: how far seeds scatter across cells cannot be told
     assert by["A with base"]["difference"] == pytest.approx(0.3)
     assert by["self_play"]["difference"] == pytest.approx(0.0)
     assert all(row["p_holm"] >= row["p"] for row in rows)
     assert "whether host's A with base differs from grpo's A with base" in by["A with base"]["sentence"]
+
+
+def test_the_spread_of_cross_seed_is_that_of_seeds_and_not_that_of_their_shared_cells():
+    """Cells .5 + g_a + g_b with g = -.1, 0, .1 (seeds x, y, z): pseudo-values must scatter as 2 g does.
+
+    Pairs: xy .4, xz .5, yz .6, mean .5. Without x .6, without y .5, without z .4: 1.5 - 2 x those: .3, .5, .7.
+    """
+    gain = {"x": -0.1, "y": 0.0, "z": 0.1}
+    found = {(a, b): np.full((10, 1, 2), 0.5 + gain[a] + gain[b]) for a in gain for b in gain}
+    assert crossplay._pseudo(found, list("xyz")) == pytest.approx([0.3, 0.5, 0.7])
 
 
 def test_the_summary_of_a_played_matrix_is_fit_for_results_json(tmp_path):

@@ -159,7 +159,7 @@ def test_another_study_in_the_same_directory_is_refused_with_what_differs(tmp_pa
 
 def test_runs_of_another_rank_or_layers_get_a_stack_of_their_own() -> None:
     found = made({"arms": {"open": {}, "closed": {"channel": "closed"}, "wide": {"rank": 64}}})
-    groups = [[job.name for job in group] for group in jobs._stackable(found, found.jobs())]
+    groups = [[job.name for job in group] for group in jobs.stackable(found, found.jobs())]
     assert groups == [["open-17", "closed-17", "open-18", "closed-18", "base"], ["wide-17", "wide-18"]]
 
 
@@ -262,6 +262,66 @@ def _check_results(out: Path) -> None:
         ("trained_open", "trained_closed"), ("trained_open", "base_open"),
     ]  # fmt: skip
     assert document["cost"]["workers"] == 2 and document["cost"]["training_tokens_sampled"] > 0
+
+
+def test_a_study_with_cross_play_fills_its_matrix_and_evaluate_cross_fills_the_whole_one(
+    toml: Path, tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate = "[evaluate]\ncross = 2\noracle = true\nguests = ['script:terse']"
+    toml.write_text(toml.read_text().replace("[evaluate]", evaluate))
+    out = tmp_path / "out"
+    assert cli.main(["study", str(toml), "--out", str(out)]) == 0
+    assert "cross-play: A's own / B's own score" in capsys.readouterr().out
+    document = results.read(out)
+    found = document["cross_play"]
+    names = ["open-17", "closed-17", "open-18", "closed-18", "base", "script:terse"]
+    assert [player["name"] for player in found["players"]] == names
+    assert (found["tasks"], found["chats"], len(found["cells"])) == (
+        2,
+        1,
+        35,
+    )  # 36, less a script with itself
+    assert set(found["arms"]) == {"open", "closed"} and set(found["oracle"]) == {"base"}
+    assert {c["what"] for c in found["comparisons"]} == {
+        "self_play", "A with base", "A with script:terse",
+    }  # fmt: skip
+    assert set(document["reliability"]) == {"open", "closed"}
+    assert cli.main(["evaluate", "--cross", str(out), "--chats-per-task", "2", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["tasks"], whole["chats"]) == (3, 2)
+    assert results.read(out)["cross_play"] == whole
+
+
+def test_cross_play_of_a_run_that_failed_is_played_when_it_succeeds(
+    toml: Path, tmp_path: Path, here: None
+) -> None:
+    method = tmp_path / "sometimes.py"
+    method.write_text(FAILING)
+    text = toml.read_text().replace("[arms.open]", f"[arms.open]\nmethod = '{method}:Sometimes'")
+    toml.write_text(text.replace("[evaluate]", "[evaluate]\ncross = 2"))
+    study = read_study(str(toml))
+    found = run_study(study, tmp_path / "out")["cross_play"]
+    assert "open-18" not in [player["name"] for player in found["players"]]
+    method.write_text(FAILING.replace("self.credits == 3", "False"))
+    found = run_study(study, tmp_path / "out")["cross_play"]
+    assert len(found["players"]) == 5 and len(found["cells"]) == 25
+
+
+def test_evaluate_cross_wants_a_study_that_was_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", "--cross", str(tmp_path)]) == 2
+    assert "expected the directory of a study that was run" in " ".join(capsys.readouterr().err.split())
+
+
+def test_settings_of_a_base_are_laid_over_run_where_the_base_is_that_one() -> None:
+    table = {"run": {"base": "big", "steps": 2, "lr": 0.1}, "on": {"tiny": {"lr": 0.5, "tasks": "puzzles"}}}
+    assert made(table).config.lr == 0.1
+    small = made(table, {"base": "tiny"})
+    assert (small.config.base, small.config.lr, small.config.steps) == ("tiny", 0.5, 2)
+    assert made(table, {"base": "tiny", "lr": 0.7}).config.lr == 0.7  # the command line has the last word
+    with pytest.raises(BadInput, match=r"\[on\.tiny\] unknown key 'lrr' \(did you mean 'lr'"):
+        made({"on": {"tiny": {"lrr": 1}}}, {"base": "tiny"})
 
 
 FAILING = """

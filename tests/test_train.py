@@ -238,6 +238,64 @@ def test_a_later_round_draws_the_chats_that_one_round_would_have_drawn(tmp_path:
     assert said[0] == said[1]
 
 
+def test_a_bound_on_samples_ends_the_run_and_its_schedule_with_the_step_that_reaches_it(
+    tmp_path: Path,
+) -> None:
+    """2 tasks x 3 chats a step, 20 chats at most: steps begin after 0, 6, 12, 18 chats; the fourth reaches 24."""
+    run = play(toy_run(tmp_path, toy_config(steps=10, samples=20, decay="linear", lr=0.1)))
+    found = steps(tmp_path)
+    assert [line["step"] for line in found] == [1, 2, 3, 4] and run.played == 24
+    # of 10 steps: 1; 1 + 60 // 20 = 4; 1 + 120 // 20 = 7; 1 + 180 // 20 = 10: rates 10, 7, 4, 1 tenths of .1
+    assert [line["lr"] for line in found] == pytest.approx([0.1, 0.07, 0.04, 0.01])
+    assert run.directory.done and (tmp_path / "adapter" / "adapter_config.json").is_file()
+
+
+def test_a_bounded_run_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    settings = dict(steps=10, samples=20, checkpoint_every=2)
+    play(toy_run(tmp_path / "whole", toy_config(**settings)))
+    run = toy_run(tmp_path / "killed", toy_config(**settings))
+    with pytest.raises(Killed):
+        play(run, Dying(engine_of(run), 18))
+    play(toy_run(tmp_path / "killed", toy_config(**settings)))
+    assert everything(tmp_path / "whole") == everything(tmp_path / "killed")
+
+
+def test_leave_one_out_plays_chats_again_without_a_message_and_counts_them(tmp_path: Path) -> None:
+    run = play(toy_run(tmp_path, toy_config(steps=1, method="leave_one_out", chats=4)))
+    (found,) = steps(tmp_path)
+    assert (found["chats"], found["replayed"]) == (8, 8)  # 2 tasks x (2 of 4 chats) x (turns 0 and 1)
+    assert run.played == 16
+    assert len(lines(tmp_path, "chats.jsonl")) == 8
+
+
+def test_a_replay_is_the_same_chat_up_to_the_message_and_hears_nothing_there(tmp_path: Path) -> None:
+    run = toy_run(tmp_path, toy_config(steps=1, method="leave_one_out", chats=2, replay_share=1.0))
+    kept: list[Group] = []
+    credit = run.method.credit
+    run.method.credit = lambda group: (kept.append(group), credit(group))  # type: ignore[method-assign]
+    play(run)
+    for group in kept:
+        assert set(group.replays) == {(n, turn) for n in (0, 1) for turn in (0, 1)}
+        for (number, turn), again in group.replays.items():
+            chat = group.chats[number]
+            assert [m.said for m in again.messages[: turn + 1]] == [m.said for m in chat.messages[: turn + 1]]
+            assert again.messages[turn].heard == "(no message)" != chat.messages[turn].heard
+            paid = chat.messages[turn].credit
+            assert paid == pytest.approx(chat.reward - again.reward)
+
+
+def test_with_strangers_a_step_tells_the_learners_reward_by_whom_they_met(tmp_path: Path) -> None:
+    run = toy_run(tmp_path, toy_config(steps=1))
+    run.method = Adaptive(run.config)
+    play(run)
+    (found,) = steps(tmp_path)
+    chats = lines(tmp_path, "chats.jsonl")
+    with_base = [c["rewards"]["A"] for c in chats if c["players"]["B"] == "base"]
+    alone = [r for c in chats if c["players"]["B"] == "learner" for r in c["rewards"].values()]
+    assert found["reward/base"] == pytest.approx(sum(with_base) / len(with_base))
+    assert found["reward/self"] == pytest.approx(sum(alone) / len(alone))
+
+
 # --- grading and metrics -------------------------------------------------------------------------------------
 
 

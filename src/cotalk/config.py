@@ -138,7 +138,7 @@ class Config:
         self._check_at_least(1, "round_chats", "most_chats", "snapshot_every")
         self._check_at_least(0, "steps", "dev_tasks", "warmup", "clip", "samples", "replay_share")
         self._check_at_least(1, "dev_every", "checkpoint_every")
-        for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature"):
+        for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature", "replay_share"):
             if not math.isfinite(getattr(self, name)):
                 raise BadInput(f"{name} = {getattr(self, name)}: expected a finite number")
         if self.lr <= 0 or self.alpha <= 0:

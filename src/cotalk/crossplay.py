@@ -27,6 +27,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,9 @@ def rows_needed(matrix: Matrix) -> int:
 def play_row(
     matrix: Matrix, row: str, players: Players, form: ChatFormat, grader: Any = None
 ) -> Playing:  # fmt: skip
-    """Plays one row of the matrix, all its columns in one batch, and writes it whole; not if it is on disk."""
-    if matrix.path(row).is_file():
+    """Plays one row of the matrix, all its columns in one batch, and writes it whole; not if all of it is on disk."""
+    met = {line["b"] for line in read_lines(matrix.path(row))}
+    if met >= {column.name for column in matrix.columns(row)}:  # a run that failed before may be new
         return
     places = [
         (b.name, deal, n) for b in matrix.columns(row) for deal in matrix.heldout for n in range(matrix.chats)
@@ -313,17 +315,24 @@ def across(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> tupl
     """
     if len(runs) < 2:
         return None, None
-    means = np.array([[float(cells[a, b].mean()) for b in runs] for a in runs])
-
-    def crossed(kept: list[int]) -> float:
-        part = means[np.ix_(kept, kept)]
-        return float(part[~np.eye(len(kept), dtype=bool)].mean())
+    means = _means(cells, runs)
 
     def ratio(kept: list[int]) -> float:
         alone = float(means[kept, kept].mean())
-        return crossed(kept) / alone if alone > 0 else math.nan
+        return _off_diagonal(means, kept) / alone if alone > 0 else math.nan
 
-    return _jackknifed(crossed, len(runs)), _jackknifed(ratio, len(runs))
+    return _jackknifed(partial(_off_diagonal, means), len(runs)), _jackknifed(ratio, len(runs))
+
+
+def _means(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> Floats:
+    """Team scores of all pairs of these runs: (runs, runs)."""
+    return np.array([[float(cells[a, b].mean()) for b in runs] for a in runs])
+
+
+def _off_diagonal(means: Floats, kept: Sequence[int]) -> float:
+    """The mean over pairs of different runs among those that are kept."""
+    part = means[np.ix_(kept, kept)]
+    return float(part[~np.eye(len(kept), dtype=bool)].mean())
 
 
 def _jackknifed(statistic: Any, n: int) -> Json | None:
@@ -344,13 +353,13 @@ def _jackknifed(statistic: Any, n: int) -> Json | None:
 def comparisons(
     matrix: Matrix, cells: Mapping[tuple[str, str], Floats], arms: Sequence[str], margin: float | None
 ) -> list[Json]:
-    """Every further arm against the first: in self-play, across seeds, and A's own score with each stranger."""
+    """Every further arm against the first: in self-play, across seeds (three or more), A's own with each stranger."""
     runs = {arm: [s.name for s in matrix.sitters if s.arm == arm] for arm in arms}
     measures: dict[str, dict[str, list[float]]] = {
         "self_play": {arm: [float(cells[run, run].mean()) for run in names] for arm, names in runs.items()}
     }
-    if all(len(names) > 1 for names in runs.values()):
-        measures["cross_seed"] = {arm: _node_means(cells, names) for arm, names in runs.items()}
+    if all(len(names) > 2 for names in runs.values()):
+        measures["cross_seed"] = {arm: _pseudo(cells, names) for arm, names in runs.items()}
     for s in matrix.sitters:
         if s.kind != "run":
             measures[f"A with {s.name}"] = {
@@ -380,21 +389,15 @@ def _in_words(what: str, arm: str) -> str:
     return words.get(what, f"{arm}'s {what}")
 
 
-def _node_means(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> list[float]:
-    """For each run the mean team score of the cells that it shares with another seed, on either side."""
-    return [
-        float(
-            np.mean(
-                [
-                    cells[pair].mean()
-                    for other in runs
-                    if other != run
-                    for pair in ((run, other), (other, run))
-                ]
-            )
-        )
-        for run in runs
-    ]
+def _pseudo(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> list[float]:
+    """The jackknife's pseudo-values of cross_seed, one a seed: n x all - (n - 1) x all but this seed.
+
+    Their mean is cross_seed and their spread that of seeds: a seed sits in many cells, so that the plain means of its
+    cells lie far closer together than seeds do (by half and more), and would make any test too sure.
+    """
+    means, n = _means(cells, runs), len(runs)
+    whole = n * _off_diagonal(means, range(n))
+    return [whole - (n - 1) * _off_diagonal(means, [i for i in range(n) if i != out]) for out in range(n)]
 
 
 def ceiling(matrix: Matrix, stranger: str, dev: Sequence[Deal]) -> Json:

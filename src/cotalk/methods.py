@@ -68,9 +68,8 @@ class Method(Protocol):
 # --- what is paid, and against what -------------------------------------------------------------------------------
 
 
-Worth = Callable[
-    [Chat, Message], float
-]  # a chat, a message -> what the chat pays a message of that seat and turn
+# What a chat pays a message of this seat and turn (its own message, or that of another chat of the group).
+Worth = Callable[[Chat, Message], float]
 
 
 def team(chat: Chat, message: Message) -> float:
@@ -362,17 +361,17 @@ class Host(GRPO):
     """Ours: a host learns from its guests. One partner a group, from a pool; each message paid what comes after it.
 
     Formula: the group's partner is drawn once from the pool, with a seat for it, so that all its chats met the same
-    strangers. Among learners, a message is paid the answers at or after its turn (`later`); at a table with a
-    stranger, a learner is paid its *own* answer, and HELP of the stranger's where that is still to come. Credit = worth
-    less the mean worth of the group at that seat and turn.
+    strangers. Among learners, a message is paid the answers at or after its turn (`later`). At a table with a
+    stranger, a learner's answer is paid itself, and a message before it the learner's *own* answer and HELP times those
+    of the strangers that are still to come. Credit = worth less the mean worth of the group at that seat and turn.
     Paper: Other-Play (2003.02979), Fictitious Co-Play (2110.08176) for the pool; per-seat, per-turn groups AT-GRPO
     (2510.11062); what is paid to a host is ours.
-    Assumes: the pool holds partners that must be asked, and partners that tell unasked.
-    Fails: a stranger that no pool is like; half of the chats train one seat only.
+    Assumes: the pool holds partners that must be asked. As shipped, guests sit in seat B: A is the host.
+    Fails: a stranger that tells only who has told first (`script:trader`); guests' tables train one seat only.
     """
 
-    POOL = "self*3, base*2, script:on-request, script:slow, script:terse, script:silent*0.5"
-    HELP = 0.25
+    POOL = "self*3, B=base*2, B=script:once*3"
+    HELP = 0.3
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -387,8 +386,11 @@ class Host(GRPO):
     def paid_to_a_host(self, chat: Chat, message: Message) -> float:
         if not strangers(chat.players):
             return later(chat, message)
-        weights = {seat: self.HELP for seat in due(chat, message.turn)} | {message.seat: 1.0}
-        return sum(weight * chat.rewards[seat] for seat, weight in weights.items())
+        own_answer = chat.rewards[message.seat]
+        if chat.rules.is_last(message.turn):
+            return own_answer
+        helped = [chat.rewards[seat] for seat in due(chat, message.turn) if seat != message.seat]
+        return own_answer + self.HELP * sum(helped)
 
 
 METHODS: dict[str, Any] = {

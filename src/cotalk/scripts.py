@@ -25,6 +25,7 @@ NUMBER = re.compile(r"\d+")
 ANSWER = re.compile(r"boxed|\bMaybe\b")  # answers and guesses, which are no facts
 ASK, OTHER_ASK = "What do you know?", "What are your facts?"
 PLEASE = "Please use this."
+CHATTER = ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")
 
 
 def facts(scene: Scene) -> str:
@@ -89,7 +90,7 @@ def once(scene: Scene) -> str:
         return solve(scene)
     if asked(scene) and not sent(scene):
         return facts(scene)
-    return ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")[len(facts(scene) + scene.question) % 4]
+    return CHATTER[len(facts(scene) + scene.question) % len(CHATTER)]
 
 
 def slow(scene: Scene) -> str:
