@@ -292,12 +292,12 @@ def test_what_prompts_begin_with_is_read_once_in_whole_pages() -> None:
 def test_prompts_and_budgets_that_end_at_a_pages_border(budget: int) -> None:
     """Of each length two rows of one prompt and a third that goes on from it, near a page's 64 tokens."""
     views = []
-    for ids in prompts(1, 63, 64, 65, 127, 128, 129):
+    for ids in prompts(1, 2, 63, 64, 65, 66, 127, 128, 129):
         views += [view(x, 1, budget, 1.0, name=len(views) + i) for i, x in enumerate((ids, ids, (*ids, 99)))]
     engine = FastEngine(stack_of("llama"), NEVER)
     replies = engine.reply([views])[0]
     assert like(replies, HfEngine(stack_of("llama"), NEVER).reply([views])[0])
-    assert [len(r.ids) for r in replies] == [budget] * 21 and all_returned(engine)
+    assert [len(r.ids) for r in replies] == [budget] * 27 and all_returned(engine)
 
 
 # --- prefixes kept between turns -----------------------------------------------------------------------------

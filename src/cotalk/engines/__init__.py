@@ -1,7 +1,7 @@
 """Engines turn views into replies. The protocol, and the table that sends each view to whoever answers it.
 
-`hf` runs any transformers causal LM with the stack (everywhere; the oracle), `scripted` runs scripts. A faster
-engine is another class with the same `reply`; nothing else in the package changes.
+`fast` runs the Llama family by hand, `hf` any transformers causal LM with the stack (everywhere; the oracle),
+`scripted` runs scripts. Another engine is another class with the same `reply`; nothing else in the package changes.
 """
 
 from __future__ import annotations
