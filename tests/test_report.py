@@ -19,7 +19,7 @@ from cotalk import cli
 from cotalk import report as module
 from cotalk.errors import BadInput
 from cotalk.report import draw, figures, page, report
-from cotalk.report.read import read_study
+from cotalk.report.read import is_number, read_study
 
 SEEDS = (17, 18, 19)
 NAMES = {"A": ("Tom", "apples"), "B": ("Mia", "apples")}
@@ -352,6 +352,19 @@ def test_every_part_that_is_promised_is_on_the_page(drawn: Page) -> None:
     assert [attributes["id"] for attributes in drawn.tags("section") if "id" in attributes] == list(
         page.SECTIONS
     )
+
+
+def test_a_whole_number_beyond_every_float_is_left_out(tmp_path: Path, plain: None) -> None:
+    """JSON allows it, and `math.isfinite` overflows on it."""
+    huge = 10**400
+    assert not is_number(huge) and not is_number(-huge) and is_number(10**300)
+    results = json.loads(json.dumps(RESULTS))
+    results["conditions"]["trained_open"]["score"]["mean"] = huge
+    results["cost"]["seconds"] = huge
+    write_study(tmp_path, results, tasks=2)
+    write_lines(tmp_path / "runs/open-17/metrics.jsonl", [{"step": 0, "reward": huge}, {"step": huge}])
+    text = Page(report(tmp_path)).text
+    assert "trained, channel open trained_open not measured" in " ".join(text.split())
 
 
 def test_the_price_is_told_where_the_price_of_an_hour_is_given(tmp_path: Path, plain: None) -> None:

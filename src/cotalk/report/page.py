@@ -57,6 +57,7 @@ NO_CHARTS = (
 def render(study: Study, charts: ModuleType | None, price: float | None = None) -> str:
     """The page's HTML; `charts` is the module charts.py, or None for a page without pictures. price: of an hour."""
     pictures = draw.pictures(study, charts) if charts else {}
+    placed = place(pictures, charts)
     viewer = chat_data.viewer(study)
     checks = checks_of(study)
     _note_missing(study, pictures, charts)
@@ -68,7 +69,7 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         study.name,
         list(SECTIONS.items()),
         charts,
-        [each for drawn in pictures.values() for each in drawn],
+        placed,
         viewer,
         study=study,
         facts=facts_of(study),
@@ -77,7 +78,6 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         alerts=alerts_of(study),
         stale_why=stale_parts(study),
         conditions=list(study.conditions.values()),
-        pictures={part: [placed(each, charts) for each in drawn] for part, drawn in pictures.items()},
         talk_names=list(dict.fromkeys(name for c in study.conditions.values() for name in c.talk)),
         seats=list(dict.fromkeys(seat for c in study.conditions.values() for seat in c.per_seat)),
         knocked=[str(mapping(e).get("sentence") or "") for effects in causal.values() for e in effects or []],
@@ -103,11 +103,11 @@ def fill(
     title: str,
     sections: Sequence[tuple[str, str]],
     charts: ModuleType | None,
-    drawn: Sequence[Picture],
+    placed: dict[str, list[Json]],
     viewer: Json,
     **values: Any,
 ) -> str:
-    """Fills a template that extends layout.html.jinja."""
+    """Fills a template that extends layout.html.jinja. placed: what `place` makes."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -118,7 +118,7 @@ def fill(
     environment.filters |= {"hundred": words.hundred, "rate": _rate}
     style = "".join((HERE / name).read_text(encoding="utf-8") for name in STYLES)
     scripts = ["\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
-    specs = {each.id: _specs(each, charts) for each in drawn} if charts else {}
+    specs = {each["id"]: each["specs"] for many in placed.values() for each in many}
     if charts and specs:
         scripts.insert(0, f"(() => {{{charts.bundle()}\n}})();")
     return environment.get_template(template).render(
@@ -129,6 +129,7 @@ def fill(
         policy=policy([style], scripts),
         specs=Markup(chat_data.as_data(specs)) if specs else "",
         chats=Markup(chat_data.as_data(viewer)) if viewer["start"] else "",
+        pictures=placed,
         **values,
     )
 
@@ -153,15 +154,21 @@ def _rate(rate: Rate | None) -> str:
     return rate.words() if rate else "not measured"
 
 
-def placed(picture: Picture, charts: ModuleType | None) -> Json:
-    assert charts is not None
-    still = charts.inline_svg(picture.at_rest(), picture.words)
-    return {"id": picture.id, "words": picture.words, "still": Markup(still)}
+def place(pictures: dict[str, list[Picture]], charts: ModuleType | None) -> dict[str, list[Json]]:
+    """Every picture as the template and the script need it; each layout is drawn once."""
+    return {part: [_placed(each, charts) for each in drawn] for part, drawn in pictures.items() if charts}
 
 
-def _specs(picture: Picture, charts: ModuleType) -> Json:
-    found = {"wide": charts.page_spec(picture.draw(charts.CONTAINER))}
-    return found | ({"narrow": charts.page_spec(picture.narrow(charts.CONTAINER))} if picture.narrow else {})
+def _placed(picture: Picture, charts: ModuleType) -> Json:
+    wide = charts.spec(picture.draw, charts.CONTAINER)
+    still = (
+        charts.spec(picture.still, picture.width) if picture.still else charts.at_width(wide, picture.width)
+    )
+    specs = {"wide": charts.page_spec(wide)}
+    if picture.narrow:
+        specs["narrow"] = charts.page_spec(charts.spec(picture.narrow, charts.CONTAINER))
+    svg = Markup(charts.inline_svg(still, picture.words))
+    return {"id": picture.id, "words": picture.words, "still": svg, "specs": specs}
 
 
 # --- words of the page ------------------------------------------------------------------------------------------

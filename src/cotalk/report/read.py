@@ -263,7 +263,13 @@ def mapping(value: Any) -> Json:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold: JSON may hold NaN, and whole numbers beyond every float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def natural(path: Path) -> list[tuple[bool, int | str]]:
