@@ -19,28 +19,19 @@ import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from cotalk.bench import Alternating
 from cotalk.config import Config
 from cotalk.deal import Deal
 from cotalk.engines import Table
 from cotalk.engines.hf import HfEngine
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.methods import GRPO, Group
 from cotalk.run import RunDirectory
 from cotalk.shapes import SHAPES, byte_tokenizer, random_model
 from cotalk.stack import drive
 from cotalk.task import Task
 from cotalk.train import Run, train
 from cotalk.view import ChatFormat
-
-
-class Alternating(GRPO):
-    """Pays every other chat, so that a random model has something to learn from."""
-
-    def credit(self, group: Group) -> None:
-        for chat in group.chats:
-            chat.reward = float(chat.number % 2)
-        super().credit(group)
 
 
 def deals(n: int) -> list[Deal]:

@@ -11,9 +11,9 @@ PEFT on 32 rows a turn, then padded micro-batches of 8 rows.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,127 +23,16 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from cotalk import bench
-from cotalk.config import Config
-from cotalk.deal import Deal
-from cotalk.engines import Table
-from cotalk.engines.choose import choose
-from cotalk.learner import Learner
-from cotalk.methods import GRPO, Group
-from cotalk.run import RunDirectory
-from cotalk.shapes import SHAPES, random_model, word_tokenizer
-from cotalk.stack import drive
-from cotalk.task import Task
-from cotalk.train import Run, train
-from cotalk.view import ChatFormat
-
-PROMPT = 110  # tokens: the mean of GSM8K's halves with our words (109; longest 176)
-CAPS, MEANS = (
-    (160, 384),
-    (110, 200),
-)  # of a message and an answer; the means are those of published talk, about
-
-
-class Alternating(GRPO):
-    """Pays every other chat, so that a random model has something to learn from."""
-
-    def credit(self, group: Group) -> None:
-        for chat in group.chats:
-            chat.reward = float(chat.number % 2)
-        super().credit(group)
-
-
-class Timed:
-    """An engine that adds up the time of its calls."""
-
-    def __init__(self, engine: Any):
-        self.engine, self.seconds = engine, 0.0
-
-    def reply(self, batches: Any) -> Any:
-        began = time.perf_counter()
-        found = self.engine.reply(batches)
-        self.seconds += time.perf_counter() - began
-        return found
-
-
-def deals(n: int, words: int) -> list[Deal]:
-    made = []
-    for i in range(n):
-        facts = tuple(
-            " ".join(
-                ["Ann", *(f"w{1000 + (97 * i + 13 * j + k) % 20000}" for k in range(words)), f"{i + j}."]
-            )
-            for j in range(2)
-        )
-        task = Task(f"t{i}", "How many apples are there?", str(3 * i + 7), facts)
-        made.append(Deal(task, facts, task.question, {"A": facts[:1], "B": facts[1:]}))
-    return made
+from cotalk.bench import CAPS, MEANS, PROMPT
+from cotalk.shapes import random_model
 
 
 def stacked(shape: str, runs: int, view: str, steps: int, lengths: tuple[int, int]) -> dict[str, Any]:
-    """Plays and trains `steps` steps of `runs` runs; the first pays for compiling and recording graphs."""
-    began = time.perf_counter()
-    device = torch.device("cuda")
-    form = ChatFormat(word_tokenizer(SHAPES[shape][2]["vocab_size"]), "full")
-    config = Config(
-        steps=steps, train_tasks=64, dev_tasks=0, view=view, normaliser="sampled", message_tokens=lengths[0],
-        answer_tokens=lengths[1],
-    )  # fmt: skip
-    stack = bench.random_stack(shape, runs, device, torch.bfloat16)
-    pair = choose("fast", stack, form.end_ids)
-    engine = Timed(pair.engine)
-    seen: list[dict[str, Any]] = []
-    marks: list[tuple[float, float, float]] = []
-    training = 0.0
-    loaded = time.perf_counter() - began
-    with tempfile.TemporaryDirectory() as folder:
-        lives = {}
-        for k in range(1, runs + 1):
-            learner = Learner(stack, {"A": k, "B": k}, config, pair.scorer(config.temperature))
-            learner.initialise = lambda seed: None  # type: ignore[method-assign]  # adapters in use, not new ones
-
-            def timed(update: Any) -> Any:
-                def wrapped(*given: Any) -> Any:
-                    nonlocal training
-                    start = time.perf_counter()
-                    found = update(*given)
-                    training += time.perf_counter() - start
-                    return found
-
-                return wrapped
-
-            learner.update = timed(learner.update)  # type: ignore[method-assign]
-
-            def told(step: int, metrics: dict[str, Any], k: int = k) -> None:
-                seen.append(metrics)
-                if k == runs:
-                    marks.append((time.perf_counter(), engine.seconds, training))
-
-            lives[f"r{k}"] = train(
-                Run(
-                    f"r{k}", config.replaced({"seed": k}), deals(64, PROMPT - 60), [], form, learner,
-                    Alternating(config), RunDirectory(Path(folder) / f"r{k}"), progress=told,
-                )
-            )  # fmt: skip
-
-        def failed(_: str, error: Exception) -> None:
-            raise error
-
-        began = time.perf_counter()
-        drive(lives, Table(engine), failed)
-    times = [b[0] - a[0] for a, b in zip([(began, 0.0, 0.0), *marks], marks, strict=False)]
-    engines = [b[1] - a[1] for a, b in zip([(began, 0.0, 0.0), *marks], marks, strict=False)]
-    trained = [b[2] - a[2] for a, b in zip([(began, 0.0, 0.0), *marks], marks, strict=False)]
-    later = slice(1, -1)
-    return {
-        "view": view, "runs": runs, "lengths": lengths, "seconds": statistics.median(times[later]),
-        "engine_seconds": statistics.median(engines[later]), "training_seconds": statistics.median(trained[later]),
-        "first_step_seconds": times[0], "load_seconds": loaded,
-        "checkpoint_seconds": max(0.0, times[-1] - statistics.median(times[later])),
-        "tokens_sampled": sum(m["tokens"] for m in seen[-runs:]),
-        "prompt_tokens_read": pair.engine.read_tokens / steps,  # type: ignore[attr-defined]
-        "ratio_mean": [m["ratio/mean"] for m in seen], "gap_mean": max(m["logprob_gap/mean"] for m in seen),
-        "grad_norm": [m["grad_norm"] for m in seen[-runs:]], "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
-    }  # fmt: skip
+    """`bench.whole_step` with the fast engine on the GPU; what it held is given back."""
+    found = bench.whole_step(shape, runs, view, steps, lengths, torch.device("cuda"), torch.bfloat16, "fast")
+    gc.collect()  # a stack and its decoder know each other
+    torch.cuda.empty_cache()
+    return found
 
 
 def published(shape: str, lengths: tuple[int, int]) -> dict[str, float]:
@@ -213,7 +102,6 @@ def main() -> None:
                 json.dumps({k: v for k, v in made.items() if k not in ("ratio_mean", "grad_norm")}),
                 flush=True,
             )
-            torch.cuda.empty_cache()
             table.add_row(
                 f"{runs}, {view}", f"{made['seconds']:.2f}", f"{made['engine_seconds']:.2f}",
                 f"{made['training_seconds']:.2f}", f"{made['seconds'] / runs:.2f}",

@@ -10,6 +10,7 @@ checkpoint of each and one round of evaluation are measured, and multiplied by h
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table as RichTable
-from step import CAPS, MEANS, PROMPT, deals, stacked
+from step import stacked
 
 from cotalk import bench
+from cotalk.bench import CAPS, MEANS, PROMPT, deals
 from cotalk.chat import Player, Rules, Seating, converse
 from cotalk.engines import Table
 from cotalk.engines.choose import choose
@@ -42,7 +44,8 @@ def chats_of(study: Study) -> int:
 
 def evaluation_seconds(shape: str, view: str, lengths: tuple[int, int], tasks: int) -> tuple[float, int]:
     """Seconds for six adapters and the base to play these tasks, two chats each, and how many chats that is."""
-    form = ChatFormat(word_tokenizer(SHAPES[shape][2]["vocab_size"]), "full")
+    vocabulary = SHAPES[shape][2]["vocab_size"]
+    form = ChatFormat(word_tokenizer(vocabulary), "full")
     stack = bench.random_stack(shape, 6, torch.device("cuda"), torch.bfloat16)
     engine = Table(choose("fast", stack, form.end_ids).engine)
     rules = Rules(view=view, message_tokens=lengths[0], answer_tokens=lengths[1])
@@ -52,7 +55,7 @@ def evaluation_seconds(shape: str, view: str, lengths: tuple[int, int], tasks: i
             f"r{k}": converse(
                 [
                     Seating(d, {s: Player("p", k) for s in "AB"}, c, ("eval", k, number, d.task.id))
-                    for d in deals(tasks, PROMPT - 60)
+                    for d in deals(tasks, PROMPT - 60, vocabulary)
                     for c in range(2)
                 ],
                 rules,
@@ -100,8 +103,8 @@ def main() -> None:
         lengths = CAPS if name == "caps" else MEANS
         for view in options.views:
             step = stacked(options.shape, 6, view, 3, lengths)
-            torch.cuda.empty_cache()
             round_seconds, round_chats = evaluation_seconds(options.shape, view, lengths, options.tasks)
+            gc.collect()
             torch.cuda.empty_cache()
             setup = step["load_seconds"] + max(0.0, step["first_step_seconds"] - step["seconds"])
             checkpoints = steps / study.config.checkpoint_every * step["checkpoint_seconds"]

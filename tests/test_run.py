@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import subprocess
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -20,7 +23,7 @@ from cotalk.config import Config
 from cotalk.errors import BadInput, RunFailed
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.run import RunDirectory, learner_tensors, read_lines, write_atomically
+from cotalk.run import RunDirectory, learner_tensors, locked, read_lines, write_atomically
 from test_learner import counted, some_chats
 from toy import Killed, play, toy_config, toy_run
 
@@ -337,3 +340,33 @@ def test_a_finished_run_has_its_adapters_and_no_failure(tmp_path: Path) -> None:
             assert torch.equal(a, b)
     RunDirectory(tmp_path / "shared").finish(learner_at(1))
     assert (tmp_path / "shared" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+# --- one process a directory ---------------------------------------------------------------------------------
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from cotalk.run import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_second_process_on_a_directory_is_refused_with_the_firsts_pid_and_host(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        told = rf"in use by process {holder.pid} on {platform.node()} \(since 20.*another --out"
+        with pytest.raises(BadInput, match=told), locked(tmp_path):
+            pass
+        holder.kill()
+    with locked(tmp_path):  # a crash leaves no lock behind
+        assert (tmp_path / ".lock.json").is_file()
+    assert not (tmp_path / ".lock.json").exists()
+
+
+def test_a_lock_is_given_back_when_the_work_fails(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeError), locked(tmp_path):
+            raise RuntimeError

@@ -159,7 +159,7 @@ def test_another_study_in_the_same_directory_is_refused_with_what_differs(tmp_pa
 
 def test_runs_of_another_rank_or_layers_get_a_stack_of_their_own() -> None:
     found = made({"arms": {"open": {}, "closed": {"channel": "closed"}, "wide": {"rank": 64}}})
-    groups = [[job.name for job in group] for group in jobs._stackable(found, found.jobs())]
+    groups = [[job.name for job in group] for group in jobs.stackable(found, found.jobs())]
     assert groups == [["open-17", "closed-17", "open-18", "closed-18", "base"], ["wide-17", "wide-18"]]
 
 

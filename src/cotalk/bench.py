@@ -1,38 +1,62 @@
-"""What this machine can do with a named shape: its ceilings first, then decoding, reading, training and a whole step.
+"""What speeds are measured with: the machine's ceilings, then decoding, reading prompts, training and a whole step.
 
-Weights are random and nothing is downloaded. Times on a GPU are medians between device events after a warm-up; each
-speed stands beside the share of a ceiling that was measured in the same run.
+Weights are random and nothing is downloaded. Times on a GPU are medians between device events after a warm-up. The
+scripts in bench/ and `cotalk bench` (machine.py) are made of these pieces.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from cotalk.chat import Player, View
+from cotalk.chat import Chat, Player, View
+from cotalk.config import Config
+from cotalk.deal import Deal
+from cotalk.decoder.ops import PAGE
+from cotalk.decoder.packing import pack
+from cotalk.decoder.serving import Cache, Serving, Stretch
 from cotalk.decoder.training import PackedScorer
 from cotalk.decoder.weights import Decoder
+from cotalk.engines import Engine, Table
+from cotalk.engines.choose import choose
 from cotalk.engines.fast import FastEngine
+from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.rows import Row
+from cotalk.methods import GRPO, Group
+from cotalk.rows import Row, rows_of
+from cotalk.run import RunDirectory
 from cotalk.sample import generator, key
-from cotalk.shapes import random_model
-from cotalk.view import Scene
+from cotalk.shapes import SHAPES, random_model, word_tokenizer
+from cotalk.stack import drive
+from cotalk.task import Task
+from cotalk.train import Run, train
+from cotalk.view import ChatFormat, Scene
 
+NEVER = 1 << 30  # an end token that no row can sample
+PROMPT = 110  # tokens: the mean of GSM8K's halves with our words (109; longest 176)
+CAPS = (160, 384)  # of a message and an answer, as published
+MEANS = (110, 200)  # about those of published talk
 NOWHERE = Scene("A", "AB", ("1",), "?", (), (), last=True)
 
 
-def milliseconds(work: Callable[[], Any], device: torch.device, repeats: int = 20, warm_up: int = 3) -> float:
-    """The median time of one call."""
+def milliseconds(
+    work: Callable[[], Any], device: torch.device, repeats: int = 20, warm_up: int = 3, patience: float = 60.0
+) -> float:
+    """The median time of one call: of `repeats`, or of those that begin within that many seconds."""
+    until = time.perf_counter() + patience
     for _ in range(warm_up):
-        work()
-    times = []
-    for _ in range(repeats):
+        if time.perf_counter() < until:
+            work()
+    times: list[float] = []
+    while len(times) < repeats and (not times or time.perf_counter() < until):
         if device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -60,15 +84,18 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     on_gpu = device.type == "cuda"
     n = 8192 if on_gpu else 1024
     a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
-    product = milliseconds(lambda: a @ b, device)
-    return Ceilings(_copy_speed(1 << (30 if on_gpu else 24), device), 2 * n**3 / product * 1e3)
+    product = milliseconds(lambda: a @ b, device, repeats=20 if on_gpu else 5)
+    numbers = 1 << 24
+    if on_gpu:  # an eighth of the card at most
+        numbers = min(1 << 30, torch.cuda.get_device_properties(device).total_memory // 64)
+    return Ceilings(_copy_speed(numbers, device), 2 * n**3 / product * 1e3)
 
 
 def _copy_speed(numbers: int, device: torch.device) -> float:
     """Bytes a second, read and written, of copying that many float32."""
     source = torch.randn(numbers, device=device)
     target = torch.empty_like(source)
-    return 8 * numbers / milliseconds(lambda: target.copy_(source), device) * 1e3
+    return 8 * numbers / milliseconds(lambda: target.copy_(source), device, repeats=10) * 1e3
 
 
 def random_stack(
@@ -100,6 +127,38 @@ def decode_ms(engine: FastEngine, rows: int, adapters: int, context: int = 600, 
     given = views(rows, adapters, context - steps, 2 * steps, engine.decoder.vocabulary)
     step = engine.stepping(given)
     return milliseconds(step, engine.stack.device, repeats=steps - 3)
+
+
+def reply_ms(
+    engine: Engine, rows: int, adapters: int, vocabulary: int, context: int, steps: int = 32
+) -> float:
+    """The same of any engine: the difference of two lengths of reply. `engine` must know no end of a turn."""
+
+    def seconds(tokens: int) -> float:
+        given = views(rows, adapters, context - steps, tokens, vocabulary)
+        began = time.perf_counter()
+        engine.reply([given])
+        return time.perf_counter() - began
+
+    seconds(2)
+    times = [(seconds(steps + 2) - seconds(2)) / steps * 1e3 for _ in range(3)]
+    return statistics.median(times)
+
+
+def read_ms(decoder: Decoder, tokens: int, prompt: int, adapters: int) -> float:
+    """Milliseconds to read this many tokens in prompts of their own, packed, shared out over the adapters."""
+    each, n = -(-prompt // PAGE), tokens // prompt
+    cache = Cache(decoder, 1 + n * each)
+    ids = [
+        generator("bench-read", i).integers(0, min(decoder.vocabulary, 1 << 16), prompt).tolist()
+        for i in range(n)
+    ]
+    stretches = [
+        Stretch(1 + i * adapters // n, ids[i], 0, range(1 + i * each, 1 + (i + 1) * each)) for i in range(n)
+    ]
+    serving = Serving(decoder)
+    decoder.refresh()
+    return milliseconds(lambda: serving.read(stretches, cache), decoder.device, repeats=10)
 
 
 def decode_bytes(decoder: Decoder, rows: int, adapters: int, context: int) -> int:
@@ -143,3 +202,140 @@ def about(name: str, shape: str) -> dict[str, Any]:
         "bench": name, "shape": shape, "date": time.strftime("%Y-%m-%d"), "device": device,
         "torch": torch.__version__,
     }  # fmt: skip
+
+
+# --- a whole step --------------------------------------------------------------------------------------------
+
+
+class Alternating(GRPO):
+    """Pays every other chat, so that a random model has something to learn from."""
+
+    def credit(self, group: Group) -> None:
+        for chat in group.chats:
+            chat.reward = float(chat.number % 2)
+        super().credit(group)
+
+
+class Timed:
+    """An engine that adds up the time of its calls."""
+
+    def __init__(self, engine: Engine):
+        self.engine, self.seconds = engine, 0.0
+
+    def reply(self, batches: Any) -> Any:
+        began = time.perf_counter()
+        found = self.engine.reply(batches)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+class TimedLearner(Learner):
+    """A learner that adds up the time of its updates and remembers the last one's chats. Its adapters are in use from
+    the start."""
+
+    seconds = 0.0
+    chats: Sequence[Chat] = ()
+
+    def initialise(self, seed: int) -> None:
+        pass
+
+    def update(self, chats: Sequence[Chat], lr: float) -> dict[str, float]:
+        began = time.perf_counter()
+        found = super().update(chats, lr)
+        self.seconds += time.perf_counter() - began
+        self.chats = chats
+        return found
+
+    @property
+    def trained_tokens(self) -> int:
+        """Of the last update, as its scorer computes them: shared ones once, or padding included."""
+        rows = [row.credited for chat in self.chats for row in rows_of(chat) if row.credited.spans]
+        batches = list(self.scorer.batches(rows, self.config.batch_tokens))
+        if isinstance(self.scorer, PackedScorer):
+            return sum(len(pack(batch, torch.device("cpu")).ids) for batch in batches)
+        return sum(len(batch) * max(len(row.ids) for row in batch) for batch in batches)
+
+
+def deals(n: int, words: int, vocabulary: int) -> list[Deal]:
+    """Tasks of two facts, each of so many words (one token each with `word_tokenizer`) and a few more."""
+    first, many = min(1000, vocabulary // 4), min(20000, vocabulary // 2)
+    made = []
+    for i in range(n):
+        facts = tuple(
+            " ".join(
+                ["Ann", *(f"w{first + (97 * i + 13 * j + k) % many}" for k in range(words)), f"{i + j}."]
+            )
+            for j in range(2)
+        )
+        task = Task(f"t{i}", "How many apples are there?", str(3 * i + 7), facts)
+        made.append(Deal(task, facts, task.question, {"A": facts[:1], "B": facts[1:]}))
+    return made
+
+
+def whole_step(
+    shape: str,
+    runs: int,
+    view: str,
+    steps: int,
+    lengths: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+    engine: str = "auto",
+    problems: int = 8,
+) -> dict[str, Any]:
+    """Plays and trains `steps` steps (3 or more) of stacked runs, each `problems` x 4 chats, order ABAB.
+
+    Every message is as long as its budget, lengths[0] or in a last turn lengths[1]. The first step pays for compiling
+    and recording graphs and the last one writes checkpoints; `seconds` is the median of those between.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    began = time.perf_counter()
+    form = ChatFormat(word_tokenizer(SHAPES[shape][2]["vocab_size"]), "full")
+    config = Config(
+        steps=steps, train_tasks=64, dev_tasks=0, view=view, problems=problems, normaliser="sampled",  # type: ignore[arg-type]
+        message_tokens=lengths[0], answer_tokens=lengths[1],
+    )  # fmt: skip
+    stack = random_stack(shape, runs, device, dtype)
+    pair = choose(engine, stack, form.end_ids)
+    timed = Timed(pair.engine)
+    learners = {
+        k: TimedLearner(stack, {"A": k, "B": k}, config, pair.scorer(config.temperature))
+        for k in range(1, runs + 1)
+    }
+    seen: list[dict[str, Any]] = []
+    loaded = time.perf_counter() - began
+    marks = [(time.perf_counter(), 0.0, 0.0)]  # now, in the engine, in training; after each step of all runs
+
+    def told(step: int, metrics: dict[str, Any]) -> None:
+        seen.append(metrics)
+        if len(seen) % runs == 0:
+            marks.append((time.perf_counter(), timed.seconds, sum(x.seconds for x in learners.values())))
+
+    def failed(_: str, error: Exception) -> None:
+        raise error
+
+    with tempfile.TemporaryDirectory() as folder:
+        lives = {
+            f"r{k}": train(Run(
+                f"r{k}", config.replaced({"seed": k}), deals(64, PROMPT - 60, SHAPES[shape][2]["vocab_size"]), [],
+                form, learner, Alternating(config), RunDirectory(Path(folder) / f"r{k}"), progress=told,
+            )) for k, learner in learners.items()
+        }  # fmt: skip
+        drive(lives, Table(timed), failed)
+    each = [[b - a for a, b in zip(before, after)] for before, after in itertools.pairwise(marks)]
+    seconds, engine_seconds, training_seconds = map(statistics.median, zip(*each[1:-1]))
+    return {
+        "view": view, "runs": runs, "lengths": lengths, "seconds": seconds, "engine_seconds": engine_seconds,
+        "training_seconds": training_seconds, "first_step_seconds": each[0][0], "load_seconds": loaded,
+        "checkpoint_seconds": max(0.0, each[-1][0] - seconds),
+        "tokens_sampled": sum(m["tokens"] for m in seen[-runs:]),
+        "tokens_trained": sum(learner.trained_tokens for learner in learners.values()),
+        "prompt_tokens_read": pair.engine.read_tokens / steps if isinstance(pair.engine, FastEngine) else None,
+        "ratio_mean": [m["ratio/mean"] for m in seen], "gap_mean": max(m["logprob_gap/mean"] for m in seen),
+        "grad_norm": [m["grad_norm"] for m in seen[-runs:]], "peak_gib": peak_gib(device),
+    }  # fmt: skip
+
+
+def peak_gib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None

@@ -78,9 +78,11 @@ class StudyCommand:
     set: tuple[str, ...] = ()
     """Changes of the [run] table, as KEY=VALUE with a TOML value: --set steps=20 'order="ABAB"'."""
     plan: bool = False
-    """Print runs, tokens, memory and expected cost, and stop."""
+    """Print runs, rows, tokens, memory, expected minutes and cost, and stop."""
     price: float = 4.0
     """Of an hour of the device, for the plan."""
+    card_gib: float | None = None
+    """Memory of the GPU that the plan is for, where it is not this machine's (H200: 139.8, H100: 79.1)."""
     workers: int = 0
     """Worker processes on a CPU; 0: one a core."""
 
@@ -92,7 +94,7 @@ class StudyCommand:
         if self.plan:
             from cotalk.plan import plan, show
 
-            show(plan(study, self.price), console)
+            show(plan(study, self.price, workers=self.workers, card_gib=self.card_gib), console)
             return 0
         return _run(study, self.out or Path("runs") / study.name, self.workers)
 
@@ -384,6 +386,34 @@ class BaseCommand:
 
 
 @dataclass
+class BenchCommand:
+    """Measure this machine with random weights of a known shape: decoding, reading prompts, training, a whole step.
+
+    Example: cotalk bench --shape qwen2.5-1.5b
+    """
+
+    shape: str = ""
+    """qwen2.5-1.5b, qwen2.5-0.5b, smollm2-135m or tiny; if not given, the first on a GPU and the last on a CPU."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+    json: bool = False
+    """Print JSON."""
+
+    def __call__(self) -> int:
+        from cotalk import machine
+        from cotalk.base import pick_device
+
+        device = pick_device(self.device)
+        shape = self.shape or ("tiny" if device == "cpu" else "qwen2.5-1.5b")
+        found = machine.measure(shape, device, Console(stderr=True))
+        if self.json:
+            print(json.dumps(found.as_json(), indent=2))
+        else:
+            machine.show(found, console)
+        return 0
+
+
+@dataclass
 class Selftest:
     """Prove dealing, chat, masks, credit and measures offline, in seconds.
 
@@ -408,6 +438,7 @@ Command = Annotated[
     | Annotated[ChatCommand, tyro.conf.subcommand("chat")]
     | Annotated[DealCommand, tyro.conf.subcommand("deal")]
     | Annotated[BaseCommand, tyro.conf.subcommand("base")]
+    | Annotated[BenchCommand, tyro.conf.subcommand("bench")]
     | Annotated[Selftest, tyro.conf.subcommand("selftest")],
     tyro.conf.OmitSubcommandPrefixes,
     tyro.conf.ConsolidateSubcommandArgs,
@@ -434,11 +465,13 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
 def _run(study: Any, out: Path, workers: int) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import crossplay, reliability, report, results
+    from cotalk.base import pick_device
     from cotalk.jobs import begin, run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
 
-    show(plan(study), console)
+    device = "cpu" if pick_device(study.config.device) == "cpu" else "cuda"
+    show(plan(study, device=device, workers=workers), console)
     begin(study, out)
     with Live(out, console):
         document = run_study(study, out, workers or None)

@@ -44,7 +44,7 @@ from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
 from cotalk.reliability import reliability
 from cotalk.results import Score
-from cotalk.run import RunDirectory, read_lines, write_atomically
+from cotalk.run import RunDirectory, locked, read_lines, write_atomically
 from cotalk.split import Tally, Tasks, splits
 from cotalk.stack import drive
 from cotalk.study import Job, Study, cores
@@ -74,7 +74,15 @@ def prepare(config: Config, perturbed: bool = False) -> Tasks:
 def run_study(
     study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None
 ) -> results.Json:
-    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good."""
+    """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good.
+
+    Raises BadInput when another process works in that directory.
+    """
+    with locked(out):
+        return _run_study(study, out, workers, progress)
+
+
+def _run_study(study: Study, out: Path, workers: int | None, progress: Progress) -> results.Json:
     began = time.monotonic()
     begin(study, out)
     tasks = prepare(study.config, study.evaluate.perturbed)
@@ -122,12 +130,13 @@ def run_jobs(
     if any(job.row for job in jobs):
         play_matrix(study, matrix_of(study, out, tasks, {}), tasks.dev, [job.row for job in jobs], progress)
         return failures
-    for group in _stackable(study, jobs):
+    for group in stackable(study, jobs):
         failures |= _run_stack(study, out, tasks, group, progress)
     return failures
 
 
-def _stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+def stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs that can share a stack: of one rank, scale and target layers."""
     groups: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         c = study.job_config(job)

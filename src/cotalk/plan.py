@@ -1,215 +1,393 @@
-"""What a study will take, before anything runs: runs, tokens, memory and expected cost.
+"""What a study will take, before anything runs: runs, rows, tokens, memory against the card, minutes and cost.
 
-Tokens are exact at the caps (every message as long as its budget), each arm with its own settings; dev tasks count as
-evaluation. Memory is arithmetic over the base's shape, of all worker processes together. Time is expected from the
-measured speeds below, so it is an estimate of the right size, not a promise.
+Tokens sampled at the caps (every message as long as its budget) are exact, each arm with its own settings. Memory is
+arithmetic over the base's shape. Minutes come from speeds measured on one H200 and on CPU cores (speeds.py): right in
+size, not a promise; for another machine, `cotalk bench` says how it compares.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
-from cotalk.base import TINY, pick_device
+from cotalk.base import TINY
 from cotalk.config import Config
+from cotalk.decoder.ops import PAGE
+from cotalk.decoder.weights import FAMILIES
 from cotalk.errors import BadInput
-from cotalk.evaluate import Condition, Pass
-from cotalk.study import Study, cores
+from cotalk.jobs import stackable
+from cotalk.shapes import HUB, Shape
+from cotalk.speeds import ENGINE_ROWS, Cpu, Fast, Hf
+from cotalk.study import Job, Study, cores
+from cotalk.workload import (
+    Play,
+    adapters_of,
+    dev_looks,
+    dev_play,
+    draws_more,
+    evaluation_plays,
+    matrix_play,
+    step_play,
+    steps_of,
+    words_of,
+)
 
-# Speeds of the `hf` engine and of padded training, measured (LAB.md): a GPU of the H200 class, and one CPU core.
-GPU_MS_A_LAYER = 3.3  # decoding one token of every row: bound by launches, whatever the rows
-GPU_TRAIN_FLOPS = 150e12  # padded rows, forward and backward of LoRA, 4 x parameters x tokens
-CPU_FLOPS = 60e9  # one core, small products
-PROMPT_TOKENS = 300  # of a word problem with its instructions (messages of the chat come on top)
-LOGIT_BYTES = 4  # per token and vocabulary entry
-ACTIVATION_BYTES = 81  # per token, layer and hidden unit, kept for the backward pass (bfloat16)
-
-KNOWN = {  # shapes of bases whose config may be out of reach when a study is planned
-    "Qwen/Qwen2.5-1.5B-Instruct": dict(
-        num_hidden_layers=28, hidden_size=1536, num_attention_heads=12, num_key_value_heads=2, head_dim=128,
-        intermediate_size=8960, vocab_size=151936, tie_word_embeddings=True,
-    ),
-}  # fmt: skip
+GIB = 2**30
+H200_GIB = 139.8  # as torch counts it
+SETUP_SECONDS = 7  # of a stack on a GPU: load, compile, record graphs
+HOST_SECONDS = 0.2  # a run and step: prompts, grading, packing, files
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder, as its config names them."""
+class Card:
+    """The GPU that is planned for. here: it is in this machine."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head: int
-    mlp: int
-    vocabulary: int
-    tied: bool
+    name: str
+    bytes: float
+    here: bool
 
-    @property
-    def linears(self) -> list[tuple[int, int]]:
-        """(in, out) of one layer's seven linear maps."""
-        h, q, kv = self.hidden, self.heads * self.head, self.kv_heads * self.head
-        return [(h, q), (h, kv), (h, kv), (q, h), (h, self.mlp), (h, self.mlp), (self.mlp, h)]
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step of all runs."""
+
+    engine: float
+    training: float
+    host: float
 
     @property
-    def parameters(self) -> int:
-        body = self.layers * sum(i * o for i, o in self.linears)
-        return body + self.vocabulary * self.hidden * (1 if self.tied else 2)
+    def seconds(self) -> float:
+        return self.engine + self.training + self.host
 
-    def adapter(self, rank: int) -> int:
-        return self.layers * sum(rank * (i + o) for i, o in self.linears)
+
+@dataclass(frozen=True)
+class Tokens:
+    """At the caps."""
+
+    sampled: int
+    read: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All numbers of a plan; `lines` shows them."""
+    """All numbers of a plan; `lines` shows them. Pairs are (with usual lengths, at the caps)."""
 
     study: str
     runs: int
     steps: tuple[int, ...]
+    stacks: int
     rows: int
-    sampled_tokens: int
-    evaluation_tokens: int
-    memory: dict[str, float]
-    minutes: float | None
-    price: float | None
+    training_rows: int
+    evaluation_rows: int
+    training: Tokens
+    evaluation: Tokens
+    usual: float
     device: str
     workers: int
+    price: float | None
+    engine: str
+    card: Card | None = None
+    memory: dict[str, float] | None = None
+    kv_needed: float = 0.0
+    more: tuple[str, ...] = ()
+    fitting_tokens: int | None = None
+    step: tuple[Step, Step] | None = None
+    minutes: tuple[float, float] | None = None
 
     def lines(self) -> list[tuple[str, str]]:
-        out = [
-            ("runs", f"{self.runs} (arms x seeds), {' or '.join(map(str, self.steps))} steps each"),
-            ("rows of a training step", f"{self.rows:,} chats in all runs"),
+        several = f", in {self.stacks} stacks one after the other" if self.stacks > 1 else ""
+        together = "in one call" if self.device == "cuda" else "each run's in calls of its own"
+        return [
+            ("runs", f"{self.runs} (arms x seeds), {' or '.join(map(str, self.steps))} steps each{several}"),
             (
-                "tokens sampled at most",
-                f"{self.sampled_tokens:,} in training, {self.evaluation_tokens:,} in evaluation",
+                "rows",
+                f"{self.rows:,} chats in a step of all runs, answered {together}, {self.training_rows:,} training "
+                f"rows; up to {self.evaluation_rows:,} chats in an evaluation; {ENGINE_ROWS} decode at once",
+            ),
+            ("tokens in training", _told(self.training)),
+            ("tokens in evaluation", _told(self.evaluation)),
+            ("memory at the caps", self._memory()),
+            *self._time(),
+            *([("not counted", self._more())] if self.more else []),
+        ]
+
+    def _more(self) -> str:
+        return f"what the methods of {', '.join(self.more)} draw or play again beyond `chats` chats a problem"
+
+    def _memory(self) -> str:
+        if not self.memory:
+            return "unknown: the base's config is not here (its shape decides)"
+        parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in self.memory.items() if size)
+        total = sum(self.memory.values())
+        if self.card is None:
+            return f"{total / GIB:.1f} GiB: {parts}"
+        where = "" if self.card.here else " (no GPU is here; --card-gib for another)"
+        told = f"{total / GIB:.1f} of {self.card.bytes / GIB:.1f} GiB of {self.card.name}{where}: {parts}"
+        if self.kv_needed != self.memory["KV cache"]:
+            told += f" (the caps use {self.kv_needed / GIB:.2f} of it at once)"
+        if total <= self.card.bytes:
+            return told
+        if self.fitting_tokens:
+            return f"{told}. MORE THAN THE CARD HOLDS: --set batch_tokens={self.fitting_tokens} fits"
+        return f"{told}. MORE THAN THE CARD HOLDS, whatever batch_tokens is: lower the budgets, or take a smaller base"
+
+    def _time(self) -> list[tuple[str, str]]:
+        if self.step is None or self.minutes is None:
+            return []
+        (usual, caps), (minutes, most) = self.step, self.minutes
+        where = (
+            f"{self.workers} workers on a CPU"
+            if self.device == "cpu"
+            else f"one H200 with engine {self.engine}"
+        )
+        words = f"messages {self.usual:.0%} of their caps"
+        return [
+            (
+                "a step of all runs",
+                f"about {usual.seconds:.1f} s ({words}), {caps.seconds:.1f} s at the caps: engine {caps.engine:.1f}, "
+                f"training {caps.training:.1f}, host {caps.host:.1f}",
+            ),
+            (
+                "expected",
+                f"about {_minutes(minutes)} minutes on {where}{self._cost(minutes)}; {_minutes(most)} at the caps"
+                f"{self._cost(most)}",
             ),
         ]
-        if self.memory:
-            parts = ", ".join(f"{name} {size / 2**30:.2f} GiB" for name, size in self.memory.items())
-            out.append(("memory at the caps", f"{sum(self.memory.values()) / 2**30:.1f} GiB: {parts}"))
-        else:
-            out.append(("memory", "unknown: the base's config is not here (its shape decides)"))
-        where = f"{self.workers} workers on a CPU" if self.device == "cpu" else "one GPU of the H200 class"
-        if self.minutes is not None:
-            cost = f", {self.minutes / 60 * self.price:.2f} at {self.price:.2f} an hour" if self.price else ""
-            out.append(
-                ("expected", f"about {self.minutes:,.0f} minutes on {where}{cost} (messages half their caps)")
-            )
-        return out
+
+    def _cost(self, minutes: float) -> str:
+        return f", {minutes / 60 * self.price:.2f} at {self.price:.2f} an hour" if self.price else ""
 
 
-def plan(study: Study, price: float | None = None, device: str | None = None, workers: int = 0) -> Plan:
-    """Plans a study on a device ("cpu" or "cuda"); None: what the study would use here."""
-    if price is not None and not 0 <= price < float("inf"):
-        raise BadInput(f"--price {price}: expected the price of an hour, 0 or more")
+def _told(tokens: Tokens) -> str:
+    return f"{tokens.sampled:,} sampled and {tokens.read:,} of prompts read, at the caps"
+
+
+def _minutes(minutes: float) -> str:
+    return f"{minutes:,.0f}" if minutes >= 9.5 else f"{minutes:.1f}"
+
+
+def plan(
+    study: Study,
+    price: float | None = None,
+    device: str | None = None,
+    workers: int = 0,
+    card_gib: float | None = None,
+) -> Plan:
+    """Plans a study.
+
+    Args:
+        price: of an hour.
+        device: "cpu" or "cuda"; None: what the study would use here, or an H200 for a base that belongs on one.
+        workers: on a CPU; 0: one a core.
+        card_gib: memory of the GPU that is planned for, where it is not in this machine.
+    """
+    for flag, given in (("--price", price), ("--card-gib", card_gib)):
+        if given is not None and not 0 <= given < float("inf"):
+            raise BadInput(f"{flag} {given}: expected a number from 0 on")
     config, jobs = study.config, study.jobs()
-    configs = [study.job_config(job) for job in jobs if job.arm]
-    evaluation = sum(_dev_tokens(c) for c in configs)
-    evaluation += sum(_pass_tokens(study.job_config(job), c, p) for job in jobs for c, p in study.work(job))
-    shape = shape_of(config.base)
-    device = device or ("cuda" if config.base in KNOWN else pick_device(config.device))
+    device = device or _device(config, card_gib)
     workers = min(workers or cores(), len(jobs)) if device == "cpu" else 1
+    shape = shape_of(config.base)
+    engine = _engine(config, shape, device)
+    reuse = engine is not None and engine.packed
+    configs = [study.job_config(job) for job in jobs if job.arm]
+    steps, evaluations = [step_play(c) for c in configs], [evaluation_plays(study, job) for job in jobs]
+    looked = [(play, 1) for plays in evaluations for play in plays]
+    looked += [(dev_play(c), dev_looks(c)) for c in configs]
+    looked += [(matrix, 1)] if (matrix := matrix_play(study)) else []
+    known: dict[str, Any] = {}
+    if engine:
+        known = _known(study, engine, device, workers, card_gib)
     return Plan(
         study=study.name,
         runs=len(configs),
-        steps=tuple(sorted({c.steps for c in configs})),
-        rows=sum(c.problems * c.chats for c in configs),
-        sampled_tokens=sum(c.steps * c.problems * c.chats * _budgets(c) for c in configs),
-        evaluation_tokens=evaluation,
-        memory=_memory(study, shape, device, workers) if shape else {},
-        minutes=_minutes(study, shape, evaluation, device, workers) if shape else None,
-        price=price,
+        steps=tuple(sorted({steps_of(c) for c in configs})),
+        stacks=len(list(stackable(study, jobs))),
+        rows=sum(play.chats for play in steps),
+        training_rows=sum(play.rows for play in steps),
+        evaluation_rows=sum(max(play.chats for play in plays) for plays in evaluations),
+        training=_tokens([(play, steps_of(c)) for play, c in zip(steps, configs)], reuse),
+        evaluation=_tokens(looked, reuse),
+        usual=words_of(config).usual,
         device=device,
         workers=workers,
+        price=price,
+        engine=engine.name if engine else config.engine,
+        more=tuple(arm for arm in study.arms if draws_more(study.arm(arm))),
+        **known,
     )
 
 
-def _budgets(config: Config) -> int:
-    """Tokens of one chat at the caps."""
-    return sum(config.rules.budget(turn) for turn in range(len(config.order)))
+def _device(config: Config, card_gib: float | None) -> str:
+    if card_gib:
+        return "cuda"
+    if config.device != "auto":
+        return "cpu" if config.device == "cpu" else "cuda"
+    return "cuda" if torch.cuda.is_available() or config.base in HUB else "cpu"
 
 
-def _dev_tokens(config: Config) -> int:
-    """Dev tasks are played once each at step 0, every `dev_every` and at the last step."""
-    looks = 1 + -(-config.steps // config.dev_every)
-    return looks * config.dev_tasks * _budgets(config)
-
-
-def _pass_tokens(config: Config, condition: Condition, once: Pass) -> int:
-    chats = config.heldout_tasks * once.chats
-    if condition.hand == "dealt":
-        return chats * _budgets(config)
-    return chats * config.answer_tokens * (len(config.rules.seats) if condition.hand == "half" else 1)
+def _tokens(plays: Sequence[tuple[Play, int]], reuse: bool) -> Tokens:
+    return Tokens(
+        sampled=round(sum(times * play.sampled() for play, times in plays)),
+        read=round(sum(times * play.read(1.0, reuse) for play, times in plays)),
+    )
 
 
 def shape_of(base: str) -> Shape | None:
-    """A base's shape from its config on disk, or from the table of known ones; None when neither has it."""
+    """A base's shape from its config on disk, or from the known ones; None when neither has it."""
     from transformers import AutoConfig
 
-    found: Any = None
     where = TINY if base == "tiny" else Path(base).expanduser()
     if (where / "config.json").is_file():
-        found = AutoConfig.from_pretrained(where, trust_remote_code=False).get_text_config().to_dict()
-    elif base in KNOWN:
-        found = KNOWN[base]
-    if not found or not found.get("num_hidden_layers") or not found.get("intermediate_size"):
+        found = AutoConfig.from_pretrained(where, trust_remote_code=False).get_text_config()
+        return Shape.of(found.to_dict())
+    return Shape.named(HUB[base]) if base in HUB else None
+
+
+def _engine(config: Config, shape: Shape | None, device: str) -> Fast | Hf | None:
+    """What will answer and train; None when the base's shape is unknown."""
+    if shape is None:
         return None
-    heads = found["num_attention_heads"]
-    return Shape(
-        found["num_hidden_layers"], found["hidden_size"], heads, found.get("num_key_value_heads") or heads,
-        found.get("head_dim") or found["hidden_size"] // heads, found["intermediate_size"], found["vocab_size"],
-        bool(found.get("tie_word_embeddings")),
-    )  # fmt: skip
-
-
-def _prompt(config: Config) -> int:
-    return 64 if config.base == "tiny" else PROMPT_TOKENS
-
-
-def _memory(study: Study, s: Shape, device: str, workers: int) -> dict[str, float]:
-    """Bytes, of all workers together. On a GPU all runs lie in one stack; a worker holds one at a time."""
-    config = study.config
-    wide = 2 if device != "cpu" else 4
-    each = len(config.rules.seats) if config.adapters == "per_seat" else 1
-    runs = len(study.jobs()) - 1 if device != "cpu" else 1
-    chats = max(runs * config.problems * config.chats, 2 * config.heldout_tasks * study.evaluate.chats)
-    context = _prompt(config) + _budgets(config)
-    tokens = min(config.batch_tokens, config.problems * config.chats * len(config.rules.seats) * context)
-    merged = each * s.layers * sum(i * o for i, o in s.linears) * wide if device == "cpu" else 0
-    sizes = {
-        "base": s.parameters * wide + merged,
-        "adapters and optimisers": runs * each * s.adapter(config.rank) * 4 * 4,
-        "KV cache": min(512, chats) * context * s.layers * 2 * s.kv_heads * s.head * wide,
-        "one micro-batch": tokens
-        * (s.layers * s.hidden * ACTIVATION_BYTES * wide / 2 + s.vocabulary * LOGIT_BYTES),
-    }
-    return {name: size * workers for name, size in sizes.items()}
-
-
-def _minutes(study: Study, s: Shape, evaluation: int, device: str, workers: int) -> float:
-    config, runs = study.config, len(study.jobs()) - 1
-    prompt, budgets, chats = _prompt(config), _budgets(config), config.problems * config.chats
-    read = (
-        chats * len(config.order) * (prompt + budgets / 4)
-    )  # prompt tokens of a step, messages half their caps
-    trained = (
-        read if config.view == "transcript" else chats * len(config.rules.seats) * (prompt + budgets / 2)
-    )
-    passes = sum(len(study.work(job)) for job in study.jobs())
     if device == "cpu":
-        step = 2 * s.parameters * (read + chats * budgets / 2) + 6 * s.parameters * trained
-        ratio = evaluation / max(1, chats * budgets)
-        whole = runs * config.steps * step + ratio * 2 * s.parameters * (read + chats * budgets / 2)
-        return whole / CPU_FLOPS / workers / 60
-    decode = budgets / 1.3 * s.layers * GPU_MS_A_LAYER / 1e3  # the longest row of a batch is near its cap
-    training = 4 * s.parameters * trained * 1.2 / GPU_TRAIN_FLOPS
-    calls = passes * max(1, config.heldout_tasks * study.evaluate.chats // 512)
-    return (config.steps * (decode + runs * training) + calls * decode) / 60
+        return Cpu(shape, 4)
+    each = 4 if config.dtype == "float32" else 2
+    fast = config.engine == "fast" or (config.engine == "auto" and shape.family in FAMILIES)
+    return Fast(shape, each) if fast else Hf(shape, each)
+
+
+def _known(
+    study: Study, engine: Fast | Hf, device: str, workers: int, card_gib: float | None
+) -> dict[str, Any]:
+    """What follows from the base's shape: memory and time."""
+    card = _card(card_gib) if device == "cuda" else None
+    found: dict[str, Any] = {"card": card}
+    fullest = max(
+        (_memory(study, jobs, engine, card) for jobs in _stacks(study, device)),
+        key=lambda memory: sum(memory.values()),
+    )
+    found["memory"] = {name: size * workers for name, size in fullest.items()}
+    found["kv_needed"] = max(_kv_needed(study, jobs, engine.shape) for jobs in _stacks(study, device))
+    found["kv_needed"] *= engine.each
+    if card:
+        found["fitting_tokens"] = _fitting(study, engine, fullest, card)
+    configs = [study.job_config(job) for job in study.jobs() if job.arm]
+    shares = (words_of(study.config).usual, 1.0)
+    usual, caps = (step_of(configs, engine, share) for share in shares)
+    if device == "cpu":  # runs are shared out over the workers
+        usual, caps = (Step(s.engine / workers, s.training / workers, 0.0) for s in (usual, caps))
+    found["step"] = (usual, caps)
+    found["minutes"] = tuple(_seconds(study, engine, share) / workers / 60 for share in shares)
+    return found
+
+
+def _card(card_gib: float | None) -> Card:
+    if card_gib:
+        return Card(f"a GPU of {card_gib:g} GiB", card_gib * GIB, here=True)
+    if torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        return Card(found.name, found.total_memory, here=True)
+    return Card("an H200", H200_GIB * GIB, here=False)
+
+
+# --- memory --------------------------------------------------------------------------------------------------
+
+
+def _stacks(study: Study, device: str) -> list[list[Job]]:
+    """The jobs that are in memory together: a stack on a GPU, one job at a time in a CPU's worker."""
+    jobs = study.jobs()
+    return [[job] for job in jobs] if device == "cpu" else list(stackable(study, jobs))
+
+
+def _memory(study: Study, jobs: Sequence[Job], engine: Fast | Hf, card: Card | None) -> dict[str, float]:
+    """Bytes of one stack. Adapters and their two moments are float32; only the run in training has gradients, held
+    twice for a moment."""
+    s = engine.shape
+    config = study.job_config(jobs[0])
+    runs = [study.job_config(job) for job in jobs if job.arm]
+    adapters = max(1, sum(map(adapters_of, runs)))
+    own = max(map(adapters_of, runs), default=0)
+    trained = adapters if runs else 0
+    needed = engine.each * _kv_needed(study, jobs, s)
+    return {
+        "base": engine.each * s.parameters,
+        "adapters and optimisers": 4 * s.adapter(config.rank) * ((1 + adapters) + 2 * trained + 2 * own),
+        "adapters' copies": engine.copies(adapters, config.rank),
+        "KV cache": engine.kv_bytes(needed, card.bytes if card else 0),
+        "one micro-batch": max(
+            (engine.batch_bytes(_batch_tokens(c, engine), c.rank) for c in runs), default=0.0
+        ),
+    }
+
+
+def _kv_needed(study: Study, jobs: Sequence[Job], shape: Shape) -> float:
+    """Numbers in the cache when as many rows decode as may, each at its longest."""
+    plays = [step_play(study.job_config(job)) for job in jobs if job.arm]
+    waiting = sum(max(play.chats for play in evaluation_plays(study, job)) for job in jobs)
+    rows = min(ENGINE_ROWS, max(waiting, sum(play.chats for play in plays)))
+    longest = max((play.longest for play in plays), default=step_play(study.config).longest)
+    return rows * -(-longest // PAGE) * PAGE * shape.kv
+
+
+def _batch_tokens(config: Config, engine: Fast | Hf) -> float:
+    """Tokens of a run's largest micro-batch: the budget, or all there are; a row longer than it goes alone."""
+    play = step_play(config)
+    return max(play.longest, min(config.batch_tokens, play.trained(1.0, engine.packed)))
+
+
+def _fitting(study: Study, engine: Fast | Hf, memory: dict[str, float], card: Card) -> int | None:
+    """The largest halving of batch_tokens that fits the card; None when none does."""
+    config = study.config
+    longest = max(step_play(study.job_config(job)).longest for job in study.jobs() if job.arm)
+    room = card.bytes - sum(size for name, size in memory.items() if name != "one micro-batch")
+    tokens = config.batch_tokens
+    while tokens >= longest:
+        if engine.batch_bytes(tokens, config.rank) <= room:
+            return tokens
+        tokens //= 2
+    return None
+
+
+# --- time ----------------------------------------------------------------------------------------------------
+
+
+def step_of(configs: Sequence[Config], engine: Fast | Hf, share: float) -> Step:
+    """Seconds of one step of these runs, together in one stack."""
+    plays = [step_play(c) for c in configs]
+    return Step(
+        engine=engine.play_seconds(plays, max(c.rank for c in configs), share),
+        training=sum(engine.train_seconds(play, share) for play in plays),
+        host=0.0 if isinstance(engine, Cpu) else HOST_SECONDS * len(configs),
+    )
+
+
+def _seconds(study: Study, engine: Fast | Hf, share: float) -> float:
+    """All stacks, one after the other, and the cross-play matrix."""
+    stacks = sum(_stack_seconds(study, jobs, engine, share) for jobs in stackable(study, study.jobs()))
+    matrix = matrix_play(study)
+    return stacks + (engine.play_seconds([matrix], study.config.rank, share) if matrix else 0.0)
+
+
+def _stack_seconds(study: Study, jobs: Sequence[Job], engine: Fast | Hf, share: float) -> float:
+    configs = [study.job_config(job) for job in jobs if job.arm]
+    rank = study.job_config(jobs[0]).rank
+    seconds = 0.0 if isinstance(engine, Cpu) else float(SETUP_SECONDS)
+    done = 0
+    for upto in sorted({steps_of(c) for c in configs}):
+        seconds += (upto - done) * step_of([c for c in configs if steps_of(c) >= upto], engine, share).seconds
+        done = upto
+    looks = [(dev_play(c), dev_looks(c)) for c in configs]
+    for look in range(max((n for _, n in looks), default=0)):
+        seconds += engine.play_seconds([play for play, n in looks if n > look], rank, share)
+    for waiting in itertools.zip_longest(*(evaluation_plays(study, job) for job in jobs)):
+        seconds += engine.play_seconds([play for play in waiting if play], rank, share)
+    return seconds
 
 
 def show(what: Plan, console: Console) -> None:

@@ -18,10 +18,12 @@ import hashlib
 import json
 import os
 import platform
+import time
 import tomllib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+from filelock import FileLock, Timeout
 
 import cotalk
 from cotalk.chat import Chat
@@ -64,6 +67,36 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(aside, path)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """While it is open, no other process works in a directory; the lock ends with the process that holds it.
+
+    Raises BadInput, with the other's process id and host, when somebody works there already.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(directory / ".lock", timeout=0)
+        with lock:
+            owner = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            write_atomically(directory / ".lock.json", json.dumps(owner) + "\n")
+            try:
+                yield
+            finally:
+                (directory / ".lock.json").unlink(missing_ok=True)
+    except Timeout as error:
+        raise BadInput(
+            f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out"
+        ) from error
+
+
+def _owner(directory: Path) -> str:
+    try:
+        owner = json.loads((directory / ".lock.json").read_text(encoding="utf-8"))
+        return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"
+    except (OSError, ValueError, KeyError, TypeError):  # it has just begun
+        return "another process"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,13 @@
-"""Models of a known shape with random weights: for measuring on a machine, without a download.
+"""Shapes of decoders: sizes counted by arithmetic (`Shape`), and models of a known shape with random weights for
+measuring on a machine, without a download.
 
 A random model all but never ends its message, so every turn is as long as its budget.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,13 +38,114 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True,
     )),
 }  # fmt: skip
+HUB = {  # names of bases whose config may be out of reach when a study is planned
+    "Qwen/Qwen2.5-1.5B-Instruct": "qwen2.5-1.5b",
+    "Qwen/Qwen2.5-0.5B-Instruct": "qwen2.5-0.5b",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m",
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder, as its config names them. Counts are of numbers, not bytes."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    mlp: int
+    vocabulary: int
+    tied: bool
+    family: str
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> Shape | None:
+        """From a transformers config as a dictionary; None when it is no plain decoder's."""
+        if not config.get("num_hidden_layers") or not config.get("intermediate_size"):
+            return None
+        heads = config["num_attention_heads"]
+        return Shape(
+            config["num_hidden_layers"], config["hidden_size"], heads,
+            config.get("num_key_value_heads") or heads,
+            config.get("head_dim") or config["hidden_size"] // heads, config["intermediate_size"],
+            config["vocab_size"], bool(config.get("tie_word_embeddings")), str(config.get("model_type")),
+        )  # fmt: skip
+
+    @staticmethod
+    def named(shape: str) -> Shape:
+        """Of a name in SHAPES."""
+        _, config, sizes = known(shape)
+        found = Shape.of(config(**sizes).to_dict())
+        assert found is not None
+        return found
+
+    @property
+    def fused(self) -> list[tuple[int, list[int]]]:
+        """(in, outs) of one layer's linear maps, those of one input together (decoder/weights.py)."""
+        h, q, kv = self.hidden, self.heads * self.head, self.kv_heads * self.head
+        return [(h, [q, kv, kv]), (q, [h]), (h, [self.mlp, self.mlp]), (self.mlp, [h])]
+
+    @property
+    def body(self) -> int:
+        """Of all layers' linear maps."""
+        return self.layers * sum(width * sum(outs) for width, outs in self.fused)
+
+    @property
+    def parameters(self) -> int:
+        return self.body + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+    def adapter(self, rank: int) -> int:
+        """Of one adapter on all linear maps."""
+        return self.layers * sum(rank * (width + out) for width, outs in self.fused for out in outs)
+
+    @property
+    def kv(self) -> int:
+        """Keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head
+
+    def decoded(self, rows: float, adapters: float, rank: int, context: float) -> float:
+        """What one token of every row must read: weights and adapters once, each row's keys and values."""
+        return (
+            self.body
+            + self.vocabulary * self.hidden
+            + adapters * self.adapter(rank)
+            + rows * context * self.kv
+        )
+
+    def copies(self, adapters: int, rank: int) -> int:
+        """The adapters' places in `weights.Fused` buffers, beside the base's own weights."""
+        r = padded(rank)
+        found = 0
+        for width, outs in self.fused:
+            out, extra = sum(outs), len(outs) * r
+            found += (out + (adapters + 1) * extra) * (width + extra) - out * width + (adapters + 1) * out * r
+        return self.layers * found
+
+    def kept(self, rank: int) -> int:
+        """What a layer's way back needs of one token in packed training (`decoder.training._Kept`; its two
+        float32 scales left out)."""
+        r, q, kv = padded(rank), self.heads * self.head, self.kv_heads * self.head
+        inputs = (self.hidden + 3 * r) + (self.hidden + 2 * r)  # normed, each with its product with A
+        raw = q + kv if self.family == "qwen3" else 0
+        return 2 * self.hidden + inputs + raw + (q + 2 * kv) + q + 2 * self.mlp + 2 * r
+
+
+def padded(rank: int) -> int:
+    """A rank as the kernels' tiles hold it."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
+def known(shape: str) -> tuple[Any, Any, dict[str, Any]]:
+    """A line of SHAPES. Raises BadInput for a name that is not there."""
+    if shape not in SHAPES:
+        raise BadInput(f"shape {shape!r} is not known: expected one of {', '.join(SHAPES)}")
+    return SHAPES[shape]
 
 
 def random_model(shape: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Any:
     """A transformers model of a shape in SHAPES, weights drawn with seed 0."""
-    if shape not in SHAPES:
-        raise BadInput(f"shape {shape!r} is not known: expected one of {', '.join(SHAPES)}")
-    kind, config, sizes = SHAPES[shape]
+    kind, config, sizes = known(shape)
     torch.manual_seed(0)
     with torch.device(device):
         return kind(config(**sizes, attn_implementation="sdpa")).to(dtype).eval()

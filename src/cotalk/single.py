@@ -30,15 +30,20 @@ from cotalk.lora import Stack
 from cotalk.methods import method, pool_of
 from cotalk.partners import Guests, adapters_in, rows_of_pool
 from cotalk.results import Score
-from cotalk.run import RunDirectory, read_lines
+from cotalk.run import RunDirectory, locked, read_lines
 from cotalk.stack import drive
-from cotalk.study import read_study
+from cotalk.study import Study, read_study
 from cotalk.talk import rates
 from cotalk.train import Run, train
 
 
 def train_one(config: Config, out: Path, console: Console) -> None:
-    """Trains one run in `out`, from where it stopped."""
+    """Trains one run in `out`, from where it stopped. Raises BadInput when another process works there."""
+    with locked(out):
+        _train_one(config, out, console)
+
+
+def _train_one(config: Config, out: Path, console: Console) -> None:
     RunDirectory(out).begin(config)
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
@@ -80,6 +85,13 @@ def evaluate_one(
     """Plays held-out tasks with one team and prints its score; returns it as JSON."""
     if chats < 1 or repeats < 1:
         raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
+    with locked(out):
+        return _evaluate_one(config, adapter, out, console, chats, repeats, greedy)
+
+
+def _evaluate_one(
+    config: Config, adapter: Path | None, out: Path, console: Console, chats: int, repeats: int, greedy: bool
+) -> dict[str, Any]:
     tasks = prepare(config)
     base = load_base(config.base, config.dtype, config.device, config.wording)
     base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
@@ -119,7 +131,11 @@ def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
         raise BadInput(f"--cross {out}: there is no {path}; expected the directory of a study that was run")
     if chats < 1:
         raise BadInput(f"--chats-per-task {chats}: expected at least 1")
-    study = read_study(str(path))
+    with locked(out):
+        return _cross_one(read_study(str(path)), out, chats, console)
+
+
+def _cross_one(study: Study, out: Path, chats: int, console: Console) -> dict[str, Any]:
     tasks = prepare(study.config, study.evaluate.perturbed)
     document = results.read(out)
     matrix = matrix_of(study, out, tasks, document["failed"], len(tasks.heldout), chats)

@@ -295,6 +295,11 @@ def _precision(x: torch.Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
+def product(x: torch.Tensor, fused: Fused, adapters: torch.Tensor) -> torch.Tensor:
+    """x @ [W; A_1; ...; A_N]', (rows, out + N extra): what the next kernel finishes with each row's own B."""
+    return x @ fused.served.T
+
+
 def _rows_a_tile(rows: int) -> int:
     return 16 if rows <= 1024 else 64
 

@@ -120,7 +120,10 @@ def _tree(rows: Sequence[Row]) -> _Tree:
 
 
 def packed_batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    """Rows that begin alike together, at most `budget` tokens a batch, shared ones counted once; a longer row alone."""
+    """Rows that begin alike together, at most `budget` tokens a batch; a longer row goes alone.
+
+    What rows share is counted once, even where it is too short for a sequence of its own and is repeated.
+    """
     batch: list[Row] = []
     size = 0
     before: list[int] = []

@@ -14,7 +14,7 @@ import torch
 
 from cotalk.decoder.attention import Spans, attend
 from cotalk.decoder.ops import PAGE, on, to_device
-from cotalk.decoder.weights import Decoder, Fused, Layer
+from cotalk.decoder.weights import Decoder, Layer
 
 
 @dataclass(frozen=True)
@@ -109,24 +109,19 @@ class Serving:
     ) -> torch.Tensor:  # fmt: skip
         d = self.decoder
         q = h.new_empty(len(h), d.heads, d.head_dim)
-        y = self._product(self._normed(h, layer.norm_in), layer.qkv)
+        y = self.ops.product(self._normed(h, layer.norm_in), layer.qkv, adapters)
         self.ops.place(y, adapters, positions, slots, d, layer, q, cache.k(i), cache.v(i))
         return q
 
     def _finish(self, layer: Layer, h: torch.Tensor, attended: torch.Tensor, adapters: torch.Tensor) -> None:
         """The rest of a block after its attention; h is changed in place."""
-        self.ops.add_lora(h, self._product(attended, layer.o), layer.o, adapters)
-        y = self._product(self._normed(h, layer.norm_mid), layer.gate_up)
+        self.ops.add_lora(h, self.ops.product(attended, layer.o, adapters), layer.o, adapters)
+        y = self.ops.product(self._normed(h, layer.norm_mid), layer.gate_up, adapters)
         act = h.new_empty(len(h), self.decoder.mlp)
         self.ops.silu_lora(y, layer.gate_up, adapters, act)
-        self.ops.add_lora(h, self._product(act, layer.down), layer.down, adapters)
+        self.ops.add_lora(h, self.ops.product(act, layer.down, adapters), layer.down, adapters)
 
     def _normed(self, h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         n = torch.empty_like(h)
         self.ops.norm(h, weight, self.decoder.eps, n)
         return n
-
-    @staticmethod
-    def _product(x: torch.Tensor, fused: Fused) -> torch.Tensor:
-        """x @ [W; A_1; ...; A_N]', (rows, out + N extra)."""
-        return x @ fused.served.T

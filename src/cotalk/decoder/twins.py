@@ -46,7 +46,9 @@ def rope(
     turned = qkv[:, : heads * 2 * half].view(len(qkv), heads, 2, half)
     c, s = cos[positions][:, None], sin[positions][:, None] * (-1 if inverse else 1)
     lo, hi = turned[:, :, 0].float(), turned[:, :, 1].float()
-    turned.copy_(torch.stack([lo * c - hi * s, hi * c + lo * s], 2).to(qkv.dtype))
+    new_lo = lo * c - hi * s
+    turned[:, :, 1] = hi * c + lo * s
+    turned[:, :, 0] = new_lo
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
@@ -83,9 +85,35 @@ def log_probability(
 # --- serving: rows of different adapters --------------------------------------------------------------------
 
 
+def product(x: torch.Tensor, fused: Fused, adapters: torch.Tensor) -> torch.Tensor:
+    """x (W + B A)' of each row's own adapter, (rows, out) float32. Rows are sorted by adapter.
+
+    No shape depends on the size of the stack or on an adapter without rows here, so that a run's bits are its own.
+    """
+    if adapters[0] == adapters[-1]:
+        return _product_of_one(x, fused, int(adapters[0]))
+    found, counts = adapters.unique_consecutive(return_counts=True)
+    parts = zip(x.split(counts.tolist()), found.tolist(), strict=True)
+    return torch.cat([_product_of_one(part, fused, k) for part, k in parts])
+
+
+def _product_of_one(x: torch.Tensor, fused: Fused, k: int) -> torch.Tensor:
+    if k == 0 or fused.merging_pays:
+        return F.linear(x, fused.merged(k), fused.bias).float()
+    y, a = F.linear(x, fused.weight, fused.bias).float(), fused.served_a(k)
+    for i, start, end, _ in fused.parts():
+        y[:, start:end] += (x @ a[i].T).float() @ fused.b[k, start:end].float().T
+    return y
+
+
 def with_adapters(y: torch.Tensor, fused: Fused, adapters: torch.Tensor) -> torch.Tensor:
-    """(rows, out) float32: the base's product and each row's own adapter's. y: (rows, out + N extra), x @ served'."""
+    """(rows, out) float32: the base's product and each row's own adapter's.
+
+    y: (rows, out + N extra), x @ served', as the kernels take it; or `product`, which is whole.
+    """
     total = y[:, : fused.out].float()
+    if y.shape[1] == fused.out:
+        return total
     if fused.bias is not None:
         total = total + fused.bias.float()
     for k in adapters.unique().tolist():
@@ -142,13 +170,18 @@ def attend_pages(
 ) -> torch.Tensor:
     """Attention of one new token a row over its pages. q: (rows, heads, dim) -> (rows, heads * dim)."""
     longest = int(positions.max()) + 1
-    at = torch.arange(longest, device=q.device)
-    slots = table[:, at // PAGE].long() * PAGE + at % PAGE
-    seen = at[None] <= positions[:, None]
+    pages = table[:, : -(-longest // PAGE)]
+    k, v = (
+        cache.view(-1, PAGE * cache[0].numel())
+        .index_select(0, pages.flatten())
+        .view(len(q), -1, *cache.shape[1:])[:, :longest]
+        .transpose(1, 2)
+        for cache in (k_cache, v_cache)
+    )
+    seen = torch.arange(longest, device=q.device) <= positions[:, None]
     out = F.scaled_dot_product_attention(
-        q[:, :, None], k_cache[slots].transpose(1, 2), v_cache[slots].transpose(1, 2), attn_mask=seen[:, None, None],
-        enable_gqa=q.shape[1] != k_cache.shape[1],
-    )  # fmt: skip
+        q[:, :, None], k, v, attn_mask=seen[:, None, None], enable_gqa=q.shape[1] != k_cache.shape[1]
+    )
     return out.flatten(1)
 
 

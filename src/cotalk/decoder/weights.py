@@ -59,6 +59,8 @@ class Fused:
             base.weight.data = self.buffer[start : start + base.out_features, : self.width]
             start += base.out_features
         self.bias = self._bias(bases)
+        self.merging_pays = stack.may_merge and all(m.merging_pays for _, _, _, m in self.parts())
+        self._merged: dict[int, torch.Tensor] = {}
         self.weight = self.buffer[self.extra : self.extra + self.out, : self.width]
         self.served = self.buffer[self.extra :, : self.width]
         self.a_training = self.buffer[: self.extra, : self.width]
@@ -78,6 +80,25 @@ class Fused:
             if isinstance(linear, StackedLinear):
                 yield i, start, end, linear
             start = end
+
+    def served_a(self, k: int) -> torch.Tensor:
+        """A of adapter k as it is served, one for each part: (parts, rank, in)."""
+        first = self.out + (k - 1) * self.extra
+        return self.served[first : first + self.extra].view(len(self.ends), self.rank, self.width)
+
+    def merged(self, k: int) -> torch.Tensor:
+        """W + B A of adapter k as it is served, (out, in); kept until it is forgotten."""
+        if k == 0:
+            return self.weight
+        if k not in self._merged:
+            whole, a = self.weight.clone(), self.served_a(k)
+            for i, start, end, _ in self.parts():
+                whole[start:end].addmm_(self.b[k, start:end], a[i])
+            self._merged[k] = whole
+        return self._merged[k]
+
+    def forget(self, k: int) -> None:
+        self._merged.pop(k, None)
 
     def served_copies(self, k: int) -> Iterable[tuple[torch.Tensor, torch.Tensor, bool]]:
         """(place, parameter, whether it is scaled) of adapter k's copies for serving."""
@@ -175,18 +196,21 @@ class Decoder:
     def kv_bytes_a_token(self) -> int:
         return 2 * len(self.layers) * self.kv_heads * self.head_dim * self.embedding.element_size()
 
-    def refresh(self) -> list[int]:
-        """Copies the adapters that were written since the last call to where they are served from; says which."""
-        moved = []
+    def refresh(self) -> list[Any]:
+        """Copies the adapters that were written since the last call to where they are served from.
+
+        Returns every adapter's version: another one after each write.
+        """
         for k in range(1, self.stack.adapters + 1):
             now = self._version(k)
-            if self._served[k] != now:
-                _copy(
-                    (c for layer in self.layers for f in layer.fused for c in f.served_copies(k)), self.stack
-                )
-                self._served[k] = now
-                moved.append(k)
-        return moved
+            if self._served[k] == now:
+                continue
+            fused = [f for layer in self.layers for f in layer.fused]
+            _copy((c for f in fused for c in f.served_copies(k)), self.stack)
+            for f in fused:
+                f.forget(k)
+            self._served[k] = now
+        return list(self._served)
 
     def _version(self, k: int) -> tuple[int, int]:
         written = sum(

@@ -23,7 +23,7 @@ from cotalk.chat import Reply, View
 from cotalk.decoder.ops import PAGE, on
 from cotalk.decoder.serving import Cache, Serving, Stretch
 from cotalk.decoder.weights import Decoder
-from cotalk.engines.pages import Entry, Pool, Prefix
+from cotalk.engines.pages import Entry, Pool
 from cotalk.errors import RunFailed
 from cotalk.lora import Stack
 
@@ -31,6 +31,8 @@ BUCKETS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512,
 LOOK_EVERY = 4  # tokens between two looks of the host at who has ended
 READ_TOKENS = 16384  # of prompts in one packed pass
 KV_SHARE = 0.25  # of a GPU's memory, for the cache
+
+Prompt = tuple[int, tuple[int, ...]]  # adapter, token ids
 
 
 @dataclass
@@ -69,16 +71,24 @@ class FastEngine:
         self._page_limit = max(2, kv_bytes // page_bytes) if kv_bytes else None
         self._cache = Cache(self.decoder, min(64, self._page_limit or 64))
         self._pool = Pool(self._cache.pages)
+        self._versions = self.decoder.refresh()
         self._state: _State | None = None
         self.read_tokens = 0  # of prompts, in all calls: what prefixes did not save
 
     def reply(self, batches: Sequence[Sequence[View]]) -> list[list[Reply]]:
-        for k in self.decoder.refresh():
-            self._pool.drop_adapter(k)
+        self._refresh()
         if self.one_batch:
             flat = iter(self._answer([v for batch in batches for v in batch]))
             return [[next(flat) for _ in batch] for batch in batches]
         return [self._answer(list(batch)) for batch in batches]
+
+    def _refresh(self) -> None:
+        """Takes over adapters that were written, and forgets what they had read before."""
+        now = self.decoder.refresh()
+        for k, (before, version) in enumerate(zip(self._versions, now, strict=True)):
+            if before != version:
+                self._pool.drop_adapter(k)
+        self._versions = now
 
     def _answer(self, views: list[View]) -> list[Reply]:
         rows = sorted((_Row(v, i) for i, v in enumerate(views)), key=lambda r: (r.adapter, r.view.max_tokens))
@@ -121,24 +131,23 @@ class FastEngine:
         torch.cuda.empty_cache()
 
     def _make_room(self, pages: int) -> bool:
-        """Whether that many pages can be had. Kept prefixes give way; a cache that is too small is made larger."""
-        if pages < self._pool.size:
-            return True
-        limit = self._page_limit or 4 * pages
-        if pages >= limit:
-            return False
-        size = min(4 * pages, limit)  # room for what other turns keep
-        if (
-            self.on_gpu
-        ):  # a copy would need both at once: begin anew (no row is on its way; prefixes are read again)
+        """Whether that many pages can be had. A cache that is too small is made larger, then kept prefixes give way.
+
+        On a CPU without a limit they never do: what a run reads again must not depend on its neighbours.
+        """
+        if self.on_gpu and self._pool.size <= pages < (limit := self._page_limit or 4 * pages):
+            # a copy would need both at once: begin anew (no row is on its way; prefixes are read again)
             self._state = None
             del self._cache
             torch.cuda.empty_cache()
+            size = min(4 * pages, limit)  # room for what other turns keep
             self._cache, self._pool = Cache(self.decoder, size), Pool(size)
-        else:
+        elif not self.on_gpu and (lacking := pages - self._pool.free) > 0:
+            size = max(self._pool.size + lacking, 2 * self._pool.size)
+            size = min(size, self._page_limit or size)
             self._cache = self._cache.grown(self.decoder, size)
             self._pool.grow(size)
-        return True
+        return pages < self._pool.size
 
     @torch.no_grad()
     def _generate(self, rows: list[_Row]) -> list[Reply]:
@@ -155,7 +164,7 @@ class FastEngine:
     def stepping(self, views: Sequence[View]) -> Callable[[], None]:
         """Reads these prompts and returns a call that decodes one token of every row (for measuring)."""
         rows = sorted((_Row(v, i) for i, v in enumerate(views)), key=lambda r: r.adapter)
-        self.decoder.refresh()
+        self._refresh()
         self._make_room(sum(-(-r.length // PAGE) + 1 for r in rows))
         for stretches in self._plan(rows):
             self._read(stretches)
@@ -170,37 +179,31 @@ class FastEngine:
 
     def _plan(self, rows: list[_Row]) -> tuple[list[Stretch], list[Stretch]]:
         """Gives every row its pages. Returns what is to be read into them: first what prompts share, then the rest."""
-        prompts: dict[Prefix, list[_Row]] = {}
+        prompts: dict[Prompt, list[_Row]] = {}
         for row in rows:
             prompts.setdefault((row.adapter, row.view.ids), []).append(row)
-        known = {prompt: self._known(group[0].view) for prompt, group in prompts.items()}
-        used = dict(found for found in known.values() if found)
-        for entry in used.values():  # held until the rows have their own share of them
-            self._pool.share(entry.pages)
-        stems, stem_of = self._stems([prompt for prompt in prompts if not known[prompt]])
+        known = self._known(rows)
+        stems, stem_of = self._stems([prompt for prompt in prompts if prompt not in known])
         rest: list[Stretch] = []
         tails: list[tuple[int, int]] = []
         for prompt, group in prompts.items():
             (adapter, ids), length = prompt, len(prompt[1]) - 1
-            found = known[prompt]
-            entry = used[found[0]] if found else stem_of.get(prompt, Entry((), 0))
+            entry = known.get(prompt) or stem_of.get(prompt) or Entry((), 0)
             pages, tail = self._prompt_pages(entry, length)
             tails += tail
             rest.append(Stretch(adapter, ids[entry.length : -1], entry.length, pages))
             self._deal(group, pages, length)
         self._cache.copy([a for a, _ in tails], [b for _, b in tails])
-        for entry in used.values():
+        for entry in known.values():
             self._pool.release(entry.pages)
         for stem in stems:
             self._pool.release(stem.pages)
-        for prefix in used:  # gone on from: what follows is kept in its place
-            self._pool.drop(prefix)
         return stems, [s for s in rest if s.ids]
 
-    def _stems(self, prompts: list[Prefix]) -> tuple[list[Stretch], dict[Prefix, Entry]]:
+    def _stems(self, prompts: list[Prompt]) -> tuple[list[Stretch], dict[Prompt, Entry]]:
         """What several prompts of one adapter begin with, in whole pages: read once, shared by all of them."""
         stems: list[Stretch] = []
-        stem_of: dict[Prefix, Entry] = {}
+        stem_of: dict[Prompt, Entry] = {}
         for cluster, length in _clusters(sorted(prompts)):
             adapter, ids = cluster[0]
             pages = self._pool.take(length // PAGE)
@@ -208,17 +211,24 @@ class FastEngine:
             stem_of |= dict.fromkeys(cluster, Entry(tuple(pages), length))
         return stems, stem_of
 
-    def _known(self, view: View) -> tuple[Prefix, Entry] | None:
-        """What the seat's last turn left in the cache, when this prompt goes on from it."""
-        if not view.scene.own_ids:
-            return None
-        prompt, ids, _ = view.scene.own_ids[-1]
-        whole = (*prompt, *ids)
-        prefix = (view.player.adapter, whole)
-        entry = self._pool.find(prefix)
-        if entry is None or view.ids[: len(whole)] != whole:
-            return None
-        return prefix, entry
+    def _known(self, rows: list[_Row]) -> dict[Prompt, Entry]:
+        """What the rows' own last turns left in the cache, of the prompts that go on from it; the caller owns it.
+
+        It is found by the very reply that the engine gave, not by equal ids: another run that said the same is not
+        this run. Nobody goes on from a turn twice, so it is kept no longer (a transcript never does).
+        """
+        known: dict[Prompt, Entry] = {}
+        for row in rows:
+            if not row.view.scene.own_ids:
+                continue
+            before, ids, _ = row.view.scene.own_ids[-1]
+            name, prompt = (row.adapter, id(ids)), (row.adapter, row.view.ids)
+            entry = self._pool.find(name)
+            if entry and prompt not in known and row.view.ids[: len(before) + len(ids)] == (*before, *ids):
+                self._pool.share(entry.pages)
+                known[prompt] = entry
+            self._pool.drop(name)
+        return known
 
     def _prompt_pages(self, entry: Entry, length: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Pages for a prompt's first `length` tokens: the entry's full ones shared, its last one to be copied."""
@@ -269,13 +279,13 @@ class FastEngine:
         if row.view.scene.last or not reply.ids:
             self._pool.release(row.pages)
             return
-        whole = (*row.view.ids, *reply.ids)  # the last token was sampled, not read
-        self._pool.keep((row.adapter, whole), row.pages, len(whole) - 1)
+        read = len(row.view.ids) + len(reply.ids) - 1  # the last token was sampled, not read
+        self._pool.keep((row.adapter, id(reply.ids)), Entry(tuple(row.pages), read, reply.ids))
 
 
-def _clusters(prompts: Sequence[Prefix]) -> Iterator[tuple[list[Prefix], int]]:
+def _clusters(prompts: Sequence[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
     """Neighbours in a sorted list that all begin with the same whole pages, and how many tokens these hold."""
-    cluster: list[Prefix] = []
+    cluster: list[Prompt] = []
     shared = 0
     for prompt in prompts:
         alike = _alike(cluster[-1], prompt) if cluster else 0
@@ -289,7 +299,7 @@ def _clusters(prompts: Sequence[Prefix]) -> Iterator[tuple[list[Prefix], int]]:
         yield cluster, shared
 
 
-def _alike(a: Prefix, b: Prefix) -> int:
+def _alike(a: Prompt, b: Prompt) -> int:
     """The tokens of the whole pages that both begin with; a prompt's last token is never among them."""
     (adapter, x), (other, y) = a, b
     at, most = 0, min(len(x), len(y)) - 1

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotalk.decoder.ops import PAGE
 
-Prefix = tuple[int, tuple[int, ...]]  # adapter, token ids
+Name = tuple[int, int]  # of a kept prefix: its adapter, and a number that is its own
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A prefix that was read: its first `length` tokens lie in `pages`."""
+    """A prefix that was read: its first `length` tokens lie in `pages`. end: its last ids, as the reply holds them."""
 
     pages: tuple[int, ...]
     length: int
+    end: tuple[int, ...] = ()
 
 
 class Pool:
@@ -28,7 +29,7 @@ class Pool:
     def __init__(self, pages: int):
         self._free = list(range(pages - 1, 0, -1))
         self._owners = [0] * pages
-        self._kept: OrderedDict[Prefix, Entry] = OrderedDict()
+        self._kept: OrderedDict[Name, Entry] = OrderedDict()
 
     @property
     def size(self) -> int:
@@ -65,23 +66,20 @@ class Pool:
 
     # --- prefixes ---
 
-    def keep(self, prefix: Prefix, pages: Sequence[int], length: int) -> None:
-        """Keeps a prefix's pages, which the caller owned until now."""
-        needed = -(-length // PAGE)
-        if prefix in self._kept:
-            self.release(pages)
-            return
-        self.release(pages[needed:])
-        self._kept[prefix] = Entry(tuple(pages[:needed]), length)
+    def keep(self, name: Name, entry: Entry) -> None:
+        """Keeps a prefix, whose pages the caller owned until now; those beyond its length are given back."""
+        needed = -(-entry.length // PAGE)
+        self.release(entry.pages[needed:])
+        self._kept[name] = replace(entry, pages=entry.pages[:needed])
 
-    def find(self, prefix: Prefix) -> Entry | None:
-        return self._kept.get(prefix)
+    def find(self, name: Name) -> Entry | None:
+        return self._kept.get(name)
 
-    def drop(self, prefix: Prefix) -> None:
-        if entry := self._kept.pop(prefix, None):
+    def drop(self, name: Name) -> None:
+        if entry := self._kept.pop(name, None):
             self.release(entry.pages)
 
     def drop_adapter(self, adapter: int) -> None:
         """Forgets what an adapter read before it was changed."""
-        for prefix in [p for p in self._kept if p[0] == adapter]:
-            self.drop(prefix)
+        for name in [n for n in self._kept if n[0] == adapter]:
+            self.drop(name)
