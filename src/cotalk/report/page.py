@@ -79,6 +79,8 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         stale_why=stale_parts(study),
         conditions=list(study.conditions.values()),
         talk_names=list(dict.fromkeys(name for c in study.conditions.values() for name in c.talk)),
+        pass_at=list(dict.fromkeys(k for c in study.conditions.values() for k in c.pass_at)),
+        repeated=any(c.repeated for c in study.conditions.values()),
         seats=list(dict.fromkeys(seat for c in study.conditions.values() for seat in c.per_seat)),
         knocked=[str(mapping(e).get("sentence") or "") for effects in causal.values() for e in effects or []],
         cross=_cross_play(study),
@@ -342,7 +344,7 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
         name = "GPU minutes" if on_gpu else "Minutes on the CPU"
         workers = cost.get("workers")
         told = f"{device}, {workers} workers" if is_number(workers) and not on_gpu else device
-        tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"whole study, {told}".rstrip(", ")))
+        tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"all calls that ended, {told}".rstrip(", ")))
     if is_number(cost.get("training_seconds")):
         tiles.append(("Training alone", words.minutes(cost["training_seconds"]), "summed over runs"))
     if is_number(cost.get("training_tokens_sampled")):

@@ -65,7 +65,9 @@ class Condition:
     per_seat: dict[str, Rate]
     talk: dict[str, Rate]
     greedy: Rate | None
+    pass_at: dict[str, Rate]
     repeats: list[float]
+    repeated: Rate | None
     size: dict[str, int]
 
     @property
@@ -216,7 +218,9 @@ def _conditions(table: Json) -> dict[str, Condition]:
             per_seat=_rates(entry.get("per_seat")),
             talk=_rates(entry.get("talk")),
             greedy=read_rate(mapping(entry.get("greedy")).get("score")),
+            pass_at=_rates(entry.get("pass_at")),
             repeats=[float(mean) for mean in entry.get("repeats") or [] if is_number(mean)],
+            repeated=read_rate(entry.get("repeated")),
             size={key: int(n) for key, n in mapping(entry.get("size")).items() if is_number(n)},
         )
     return conditions
