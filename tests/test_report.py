@@ -340,10 +340,10 @@ def test_every_part_that_is_promised_is_on_the_page(drawn: Page) -> None:
         "abcdef",  # pins: git
         "run.lr 0.0015",
         "cotalk study study.toml",  # this study's settings are no shipped study's
-        "50 tasks × 1 chats a cell",
-        "75.0 [72.0, 78.0] (n = 3 seeds)",  # across seeds
-        "0.83 [0.80, 0.86] (n = 3 seeds)",  # across / self
-        "36.0 [33.0, 39.0] (n = 3 seeds), 0.90 [0.87, 0.93] of the ceiling",
+        "50 tasks × 1 chat a cell",
+        "75.0 [72.0, 78.0] n = 3 seeds",  # across seeds
+        "0.83 [0.80, 0.86] n = 3 seeds",  # across / self
+        "36.0 [33.0, 39.0] n = 3 seeds 0.90 [0.87, 0.93] of the ceiling",
         "base: 40.0 [37.0, 43.0] (n = 50 tasks), teller",
         "Host scores better than open: +0.2 (3 seeds).",
         "3 of 3 1.00 [0.29, 1.00]; above 49.2",
@@ -361,7 +361,7 @@ def test_pass_at_k_and_evaluations_made_again_stand_beside_the_mean(tmp_path: Pa
     write_study(tmp_path, results, tasks=2)
     text = " ".join(Page(report(tmp_path)).text.split())
     assert "86.6 [81.6, 91.6] 93.1 [91.1, 95.1] n = 3 seeds 3 seeds × 200 tasks" in text
-    assert "evaluated 3 times: 12.1, 13.1, 11.1; mean 12.2 [9.7, 14.7] (n = 3 evaluations)" in text
+    assert "evaluated 3 times: 12.1, 13.1, 11.1 mean 12.2 [9.7, 14.7], n = 3 evaluations" in text
     assert "12.1 [7.1, 17.1] – 1" not in text and "12.1 [7.1, 17.1] – 200 tasks" in text  # none was recorded
     assert "pass@2: any of a task's 2 chats solved it" in text
 

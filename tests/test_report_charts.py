@@ -73,6 +73,21 @@ def test_replaced_messages_and_cross_play_have_their_pictures(pictures: dict) ->
     assert not any("base with B open-18" in words for words in titles(pictures["cross-A"]))  # was not played
 
 
+def test_an_arm_s_seeds_stand_together_in_the_heat_map_and_strangers_last(tmp_path: Path) -> None:
+    """A study's runs come seed by seed: open-17, host-17, open-18, host-18."""
+    runs = [
+        {"name": f"{arm}-{seed}", "kind": "run", "arm": arm} for seed in (17, 18) for arm in ("open", "host")
+    ]
+    players = [{"name": "base", "kind": "base", "arm": ""}, *runs]
+    rate = RESULTS["conditions"]["base_open"]["score"]
+    cells = [{"a": a["name"], "b": b["name"], "score": rate} for a in players for b in players]
+    write_study(tmp_path, RESULTS | {"cross_play": {"players": players, "cells": cells}}, tasks=1)
+    [picture] = draw.pictures(read_study(tmp_path), charts)["cross"]
+    encoding = charts.spec(picture.draw, 300)["layer"][0]["encoding"]
+    order = ["open-17", "open-18", "host-17", "host-18", "base"]
+    assert encoding["x"]["sort"] == encoding["y"]["sort"] == order
+
+
 def test_a_cross_play_without_seats_shows_the_team(tmp_path: Path) -> None:
     cells = [{"a": "open-17", "b": "open-18", "score": RESULTS["conditions"]["base_open"]["score"]}]
     write_study(tmp_path, RESULTS | {"cross_play": CROSS_PLAY | {"cells": cells}}, tasks=1)

@@ -170,7 +170,7 @@ def _placed(picture: Picture, charts: ModuleType) -> Json:
     if picture.narrow:
         specs["narrow"] = charts.page_spec(charts.spec(picture.narrow, charts.CONTAINER))
     svg = Markup(charts.inline_svg(still, picture.words))
-    return {"id": picture.id, "words": picture.words, "still": svg, "specs": specs}
+    return {"id": picture.id, "title": picture.title, "words": picture.words, "still": svg, "specs": specs}
 
 
 # --- words of the page ------------------------------------------------------------------------------------------
@@ -247,16 +247,18 @@ def _cross_play(study: Study) -> Json:
     strangers = list(dict.fromkeys(name for of in arms.values() for name in mapping(of.get("strangers"))))
     rows = []
     for arm, of in arms.items():
-        cells = [_told(of.get(key)) for key in ("self_play", "cross_seed")]
-        cells.append(_told(of.get("ratio"), 1, 2))
+        cells = [_lines(of.get(key)) for key in ("self_play", "cross_seed")]
+        cells.append(_lines(of.get("ratio"), 1, 2))
         for name in strangers:
             met = mapping(mapping(of.get("strangers")).get(name))
             ceiling = read_rate(met.get("of_ceiling"))
-            cells.append(_told(met.get("A")) + (f", {ceiling.words(1, 2)} of the ceiling" if ceiling else ""))
+            cells.append(
+                _lines(met.get("A")) + ([f"{ceiling.words(1, 2)} of the ceiling"] if ceiling else [])
+            )
         rows.append((arm, cells))
     oracles = {str(name): mapping(each) for name, each in mapping(table.get("oracle")).items()}
     return {
-        "size": f"{table.get('tasks')} tasks × {table.get('chats')} chats a cell"
+        "size": f"{table.get('tasks')} tasks × {table.get('chats')} chat{'s' * (table.get('chats') != 1)} a cell"
         if table.get("tasks")
         else "",
         "players": len(table.get("players") or []),
@@ -269,9 +271,15 @@ def _cross_play(study: Study) -> Json:
     }
 
 
-def _told(value: Any, scale: float = 100, digits: int = 1) -> str:
+def _lines(value: Any, scale: float = 100, digits: int = 1) -> list[str]:
+    """A rate as a cell's lines: with its interval, and what was counted."""
     rate = read_rate(value)
-    return "–" if rate is None else f"{rate.words(scale, digits)} ({rate.counted})"
+    return ["–"] if rate is None else [rate.words(scale, digits), rate.counted]
+
+
+def _told(value: Any) -> str:
+    rate = read_rate(value)
+    return "–" if rate is None else f"{rate.words()} ({rate.counted})"
 
 
 def _reliability(study: Study) -> list[tuple[str, str, str]]:
