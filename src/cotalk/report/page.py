@@ -351,7 +351,8 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
     if is_number(cost.get("seconds")):
         name = "GPU minutes" if on_gpu else "Minutes on the CPU"
         workers = cost.get("workers")
-        told = f"{device}, {workers} workers" if is_number(workers) and not on_gpu else device
+        shared = f", {workers} worker{'s' * (workers != 1)}" if is_number(workers) and not on_gpu else ""
+        told = f"{device}{shared}"
         tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"all calls that ended, {told}".rstrip(", ")))
     if is_number(cost.get("training_seconds")):
         tiles.append(("Training alone", words.minutes(cost["training_seconds"]), "summed over runs"))
