@@ -569,7 +569,9 @@ def test_what_a_model_wrote_is_text_and_breaks_nothing(tab: Any, studies: Path) 
     with running(studies) as server:
         visit = Visit(tab, server, "?id=one", viewport={"width": 400, "height": 800})
         visit.page.wait_for_selector("#viewer .v-message")
-        assert visit.page.locator("#cards article .v-trail").count() == 2  # a card shows all that the viewer shows
+        assert (
+            visit.page.locator("#cards article .v-trail").count() == 2
+        )  # a card shows all that the viewer shows
         for part in ("#cards", "#viewer"):
             text = visit.page.inner_text(part)
             assert "<script>document.title='hacked'</script>" in text and "[U+202E]" in text

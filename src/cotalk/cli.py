@@ -241,7 +241,7 @@ class Report:
     figures: bool = False
     """Also write figures/*.png and *.svg of each study."""
     price: float | None = None
-    """Of an hour of the device: the report tells what the study cost."""
+    """Of an hour of the device: the report tells what the study cost; the study's own --price if not given."""
     out: Path | None = None
     """Of several studies: the page to write; side-by-side.html if not given."""
 
