@@ -19,7 +19,7 @@ from cotalk import cli
 from cotalk import report as module
 from cotalk.errors import BadInput
 from cotalk.report import draw, figures, page, report
-from cotalk.report.read import read_study
+from cotalk.report.read import is_number, read_study
 
 SEEDS = (17, 18, 19)
 NAMES = {"A": ("Tom", "apples"), "B": ("Mia", "apples")}
@@ -319,7 +319,7 @@ def test_the_table_holds_every_condition_with_interval_n_seeds_and_seats(drawn: 
         "85.6 [82.6, 88.6]",
         "87.6 [84.6, 90.6]",
         "88.6 [85.6, 91.6]",
-        "repeated: 12.1, 13.1, 11.1",
+        "evaluated 3 times: 12.1, 13.1, 11.1",
     ):
         assert words in drawn.text
     for name in RESULTS["conditions"]:
@@ -340,10 +340,10 @@ def test_every_part_that_is_promised_is_on_the_page(drawn: Page) -> None:
         "abcdef",  # pins: git
         "run.lr 0.0015",
         "cotalk study study.toml",  # this study's settings are no shipped study's
-        "50 tasks × 1 chats a cell",
-        "75.0 [72.0, 78.0] (n = 3 seeds)",  # across seeds
-        "0.83 [0.80, 0.86] (n = 3 seeds)",  # across / self
-        "36.0 [33.0, 39.0] (n = 3 seeds), 0.90 [0.87, 0.93] of the ceiling",
+        "50 tasks × 1 chat a cell",
+        "75.0 [72.0, 78.0] n = 3 seeds",  # across seeds
+        "0.83 [0.80, 0.86] n = 3 seeds",  # across / self
+        "36.0 [33.0, 39.0] n = 3 seeds 0.90 [0.87, 0.93] of the ceiling",
         "base: 40.0 [37.0, 43.0] (n = 50 tasks), teller",
         "Host scores better than open: +0.2 (3 seeds).",
         "3 of 3 1.00 [0.29, 1.00]; above 49.2",
@@ -354,10 +354,43 @@ def test_every_part_that_is_promised_is_on_the_page(drawn: Page) -> None:
     )
 
 
+def test_pass_at_k_and_evaluations_made_again_stand_beside_the_mean(tmp_path: Path, plain: None) -> None:
+    results = json.loads(json.dumps(RESULTS))
+    results["conditions"]["trained_open"]["pass_at"] = {"2": rate(0.931, 0.02, 3, "seeds+tasks")}
+    results["conditions"]["base_open"]["repeated"] = rate(0.122, 0.025, 3, "evaluations")
+    write_study(tmp_path, results, tasks=2)
+    text = " ".join(Page(report(tmp_path)).text.split())
+    assert "86.6 [81.6, 91.6] 93.1 [91.1, 95.1] n = 3 seeds 3 seeds × 200 tasks" in text
+    assert "evaluated 3 times: 12.1, 13.1, 11.1 mean 12.2 [9.7, 14.7], n = 3 evaluations" in text
+    assert "12.1 [7.1, 17.1] – 1" not in text and "12.1 [7.1, 17.1] – 200 tasks" in text  # none was recorded
+    assert "pass@2: any of a task's 2 chats solved it" in text
+
+    write_study(tmp_path / "older", tasks=2)
+    older = Page(report(tmp_path / "older")).text
+    assert "pass@" not in older and "Evaluated several times" not in older
+
+
+def test_a_whole_number_beyond_every_float_is_left_out(tmp_path: Path, plain: None) -> None:
+    """JSON allows it, and `math.isfinite` overflows on it."""
+    huge = 10**400
+    assert not is_number(huge) and not is_number(-huge) and is_number(10**300)
+    results = json.loads(json.dumps(RESULTS))
+    results["conditions"]["trained_open"]["score"]["mean"] = huge
+    results["cost"]["seconds"] = huge
+    write_study(tmp_path, results, tasks=2)
+    write_lines(tmp_path / "runs/open-17/metrics.jsonl", [{"step": 0, "reward": huge}, {"step": huge}])
+    text = Page(report(tmp_path)).text
+    assert "trained, channel open trained_open not measured" in " ".join(text.split())
+
+
 def test_the_price_is_told_where_the_price_of_an_hour_is_given(tmp_path: Path, plain: None) -> None:
     write_study(tmp_path, tasks=2)
     assert "Price not given" in Page(report(tmp_path)).text
     # 384 s at 30 an hour: 384 / 3600 * 30 = 3.20
+    assert "3.20 at 30.00 an hour" in Page(report(tmp_path, price=30)).text
+    # a study that was given the price has it in its results; the report's own goes before it
+    write_study(tmp_path, RESULTS | {"cost": RESULTS["cost"] | {"price_per_hour": 15.0}}, tasks=2)
+    assert "1.60 at 15.00 an hour" in Page(report(tmp_path)).text
     assert "3.20 at 30.00 an hour" in Page(report(tmp_path, price=30)).text
 
 

@@ -323,6 +323,8 @@ SPOILED = [
     ("study", None, "study is missing; expected a text"),
     ("created", "yesterday", "expected an ISO 8601 time"),
     ("config", {"lr": float("inf")}, "config.lr is inf"),
+    ("cost.price_per_hour", -1, "the price of an hour of the device, 0 or more"),
+    ("cost.seconds", "long", "cost.seconds is"),
     ("conditions", {}, "at least one condition"),
     ("comparisons", {}, "comparisons is an object; expected a list"),
     ("conditions.base_open", 3, "conditions.base_open is the number 3; expected an object"),

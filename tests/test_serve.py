@@ -91,7 +91,7 @@ def test_a_look_lists_every_study_and_tells_one_whole(studies: Path) -> None:
         2,
         4,
     )
-    assert (open_17["reward"], open_17["dev"], open_17["left"], base["phase"]) == (0.2, 0.5, 16.0, "waiting")
+    assert (open_17["reward"], open_17["dev"], open_17["left"], base["phase"]) == (0.2, 0.5, 22.0, "waiting")
     reward = next(c for c in study["curves"] if c["key"] == "reward")
     assert reward["runs"] == [{"run": "open-17", "arm": "open", "points": [[1, 0.1], [2, 0.2]]}]
 
@@ -547,7 +547,7 @@ def test_curves_grow_and_the_table_moves_while_a_study_runs(tab: Any, tmp_path: 
             assert (name, steps, passes, reward) == (
                 "open-17",
                 "40/40",
-                "4/4",
+                "6/6",
                 f"{trained[-1]['reward']:.2f}",
             )
             assert visit.page.locator("#cards article").count() == 4 and visit.page.is_visible(
@@ -569,6 +569,9 @@ def test_what_a_model_wrote_is_text_and_breaks_nothing(tab: Any, studies: Path) 
     with running(studies) as server:
         visit = Visit(tab, server, "?id=one", viewport={"width": 400, "height": 800})
         visit.page.wait_for_selector("#viewer .v-message")
+        assert (
+            visit.page.locator("#cards article .v-trail").count() == 2
+        )  # a card shows all that the viewer shows
         for part in ("#cards", "#viewer"):
             text = visit.page.inner_text(part)
             assert "<script>document.title='hacked'</script>" in text and "[U+202E]" in text

@@ -326,6 +326,20 @@ def test_settings_of_a_base_are_laid_over_run_where_the_base_is_that_one() -> No
         made({"on": {"tiny": {"lrr": 1}}}, {"base": "tiny"})
 
 
+def test_a_study_that_goes_on_adds_to_what_it_cost_and_keeps_its_price(tmp_path: Path) -> None:
+    found = read_study("quickstart")
+    first = jobs.cost(found, tmp_path, 100.0, 2, price=3.0)
+    assert (first["seconds"], first["price_per_hour"]) == (100.0, 3.0)
+    assert "price_per_hour" not in jobs.cost(found, tmp_path, 100.0, 2)
+    document = json.loads(Path("results/quickstart/results.json").read_text())
+    results.write(tmp_path / "results.json", document | {"cost": first})
+    again = jobs.cost(found, tmp_path, 1.5, 2)
+    assert (again["seconds"], again["price_per_hour"]) == (101.5, 3.0)
+    assert jobs.cost(found, tmp_path, 1.5, 2, price=0.0)["price_per_hour"] == 0.0
+    (tmp_path / "results.json").write_text("{")
+    assert jobs.cost(found, tmp_path, 1.5, 2)["seconds"] == 1.5
+
+
 FAILING = """
 from cotalk.methods import GRPO
 

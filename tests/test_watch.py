@@ -138,12 +138,12 @@ def only(root: Path) -> StudyState:
 
 
 def test_a_study_is_told_from_its_first_moment_to_its_last(tmp_path: Path) -> None:
-    """Arm open with seed 17 and the base: 4 passes over the held-out tasks and 8 (tests/test_study.py)."""
+    """Arm open with seed 17 and the base: 6 passes over the held-out tasks and 8 (tests/test_study.py)."""
     out = make_study(tmp_path / "toy")
     study = only(out)
     assert (study.id, study.name, study.share, study.left) == (".", "toy", 0.0, None)
     assert [(r.name, r.phase, r.steps, r.of_passes) for r in study.runs] == [
-        ("open-17", "waiting", 4, 4), ("base", "waiting", 0, 8),
+        ("open-17", "waiting", 4, 6), ("base", "waiting", 0, 8),
     ]  # fmt: skip
 
     look = {"step": 0, "dev/score": 0.25, "dev/sends": 0.5}
@@ -155,18 +155,20 @@ def test_a_study_is_told_from_its_first_moment_to_its_last(tmp_path: Path) -> No
     assert run.curves == {
         "reward": [(1, 0.1), (2, 0.2)], "dev/score": [(0, 0.25)], "dev/sends": [(0, 0.5)], "groups/flat": [(2, 0.5)],
     }  # fmt: skip
-    # 2 steps and 4 passes of 1.5 are owed: 8 steps of 2 seconds
-    assert run.left == 16.0
-    # the base owes 8 passes, 12 steps; all 20 at the speed of the one run that is at work
-    assert only(out).left == 40.0
-    assert only(out).share == pytest.approx(2 / (4 + 6 + 12))
+    # 2 steps and 6 passes of 1.5 are owed: 11 steps of 2 seconds
+    assert run.left == 22.0
+    # the base owes 8 passes, 12 steps; all 23 at the speed of the one run that is at work
+    assert only(out).left == 46.0
+    assert only(out).share == pytest.approx(2 / (4 + 9 + 12))
 
     write(out / "runs/open-17/metrics.jsonl", look, *map(step, range(1, 5)))
     write(out / "runs/open-17/done.json", {})
     assert only(out).runs[0].phase == "evaluating"
     for name in ("trained_open/open-17", "trained_a_base_b/open-17", "base_a_trained_b/open-17"):
         write(out / f"scores/{name}.jsonl", {})
-    assert (only(out).runs[0].passes, only(out).runs[0].phase) == (3, "evaluating")
+    for again in (1, 2):
+        write(out / f"scores/trained_open/open-17.repeat{again}.jsonl", {})
+    assert (only(out).runs[0].passes, only(out).runs[0].phase) == (5, "evaluating")
     write(out / "scores/trained_open/open-17.greedy.jsonl", {})
     assert only(out).runs[0].phase == "done" and not only(out).finished
     for plan in watch.plans(out, study_from("toy", {"seeds": [17], "arms": {"open": {}}}, None, None, "")):
@@ -178,7 +180,7 @@ def test_a_study_is_told_from_its_first_moment_to_its_last(tmp_path: Path) -> No
 def test_knock_outs_are_counted_among_the_passes(tmp_path: Path) -> None:
     """ABAB: turns 0, 1, 2 and A's two together, each replaced by nothing, and the plain pass."""
     study = only(make_study(tmp_path, evaluate={"causal": ["nothing"]}))
-    assert [run.of_passes for run in study.runs] == [4 + 5, 8]
+    assert [run.of_passes for run in study.runs] == [6 + 5, 8]
 
 
 def test_speeds_of_runs_side_by_side_add_up() -> None:

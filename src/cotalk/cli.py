@@ -39,12 +39,14 @@ class Quickstart:
     """A shorter one (4 steps, 2 seeds, 24 tasks): shows that everything works, teaches nothing."""
     workers: int = 0
     """Worker processes on a CPU; 0: one a core."""
+    price: float | None = None
+    """Of an hour of the device: results.json and the report tell what the study cost."""
 
     def __call__(self) -> int:
         from cotalk.study import read_study
 
         study = read_study("quickstart", *(QUICK if self.fast else ({}, None)))
-        return _run(study, self.out, self.workers)
+        return _run(study, self.out, self.workers, self.price)
 
 
 QUICK: tuple[dict[str, Any], list[int]] = (
@@ -79,8 +81,8 @@ class StudyCommand:
     """Changes of the [run] table, as KEY=VALUE with a TOML value: --set steps=20 'order="ABAB"'."""
     plan: bool = False
     """Print runs, rows, tokens, memory, expected minutes and cost, and stop."""
-    price: float = 4.0
-    """Of an hour of the device, for the plan."""
+    price: float | None = None
+    """Of an hour of the device: results.json and the report tell what the study cost; --plan alone supposes 4."""
     card_gib: float | None = None
     """Memory of the GPU that the plan is for, where it is not this machine's (H200: 139.8, H100: 79.1)."""
     workers: int = 0
@@ -94,9 +96,13 @@ class StudyCommand:
         if self.plan:
             from cotalk.plan import plan, show
 
-            show(plan(study, self.price, workers=self.workers, card_gib=self.card_gib), console)
+            price = PLANNED_PRICE if self.price is None else self.price
+            show(plan(study, price, workers=self.workers, card_gib=self.card_gib), console)
             return 0
-        return _run(study, self.out or Path("runs") / study.name, self.workers)
+        return _run(study, self.out or Path("runs") / study.name, self.workers, self.price)
+
+
+PLANNED_PRICE = 4.0  # of an hour of one GPU
 
 
 @dataclass
@@ -235,7 +241,7 @@ class Report:
     figures: bool = False
     """Also write figures/*.png and *.svg of each study."""
     price: float | None = None
-    """Of an hour of the device: the report tells what the study cost."""
+    """Of an hour of the device: the report tells what the study cost; the study's own --price if not given."""
     out: Path | None = None
     """Of several studies: the page to write; side-by-side.html if not given."""
 
@@ -480,7 +486,7 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _run(study: Any, out: Path, workers: int) -> int:
+def _run(study: Any, out: Path, workers: int, price: float | None) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import crossplay, reliability, report, results
     from cotalk.base import pick_device
@@ -489,10 +495,10 @@ def _run(study: Any, out: Path, workers: int) -> int:
     from cotalk.plan import plan, show
 
     device = "cpu" if pick_device(study.config.device) == "cpu" else "cuda"
-    show(plan(study, device=device, workers=workers), console)
+    show(plan(study, price, device=device, workers=workers), console)
     begin(study, out)
     with Live(out, console):
-        document = run_study(study, out, workers or None)
+        document = run_study(study, out, workers or None, price=price)
     console.print(results.table(document))
     for line in reliability.told(document["reliability"]):
         console.print(line, highlight=False)

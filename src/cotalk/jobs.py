@@ -75,17 +75,23 @@ def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
 
 
 def run_study(
-    study: Study, out: Path, workers: int | None = None, progress: Progress = lambda *_: None
+    study: Study,
+    out: Path,
+    workers: int | None = None,
+    progress: Progress = lambda *_: None,
+    price: float | None = None,
 ) -> results.Json:
     """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good.
 
-    Raises BadInput when another process works in that directory.
+    Raises BadInput when another process works in that directory. price: of an hour of the device.
     """
     with locked(out):
-        return _run_study(study, out, workers, progress)
+        return _run_study(study, out, workers, progress, price)
 
 
-def _run_study(study: Study, out: Path, workers: int | None, progress: Progress) -> results.Json:
+def _run_study(
+    study: Study, out: Path, workers: int | None, progress: Progress, price: float | None
+) -> results.Json:
     began = time.monotonic()
     begin(study, out)
     tasks = prepare(study.config, study.evaluate.perturbed, study.evaluate.unseen)
@@ -97,7 +103,7 @@ def _run_study(study: Study, out: Path, workers: int | None, progress: Progress)
         matrix = matrix_of(study, out, tasks, failures)
         rows = [Job(row=row) for row in [*matrix.rows, *oracle_rows(study, matrix)]]
         failures |= _shared_out(study, out, tasks, rows, workers, progress)
-    return collect(study, out, tasks, failures, time.monotonic() - began, workers)
+    return collect(study, out, tasks, failures, time.monotonic() - began, workers, price)
 
 
 def _shared_out(
@@ -408,7 +414,13 @@ def _end_with_parent() -> None:
 
 
 def collect(
-    study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], seconds: float, workers: int
+    study: Study,
+    out: Path,
+    tasks: Tasks,
+    failures: Mapping[str, str],
+    seconds: float,
+    workers: int,
+    price: float | None = None,
 ) -> results.Json:
     """Reads every pass back from disk, computes every number, writes outcomes/*.npz and results.json."""
     scores = list(read_scores(study, out, tasks, failures))
@@ -424,7 +436,7 @@ def collect(
         config={"run": study.config.as_dict(), "arms": study.arms, "seeds": list(study.seeds),
                 "evaluate": asdict(study.evaluate),
                 "sampling": f"temperature {study.config.temperature}, full vocabulary, as in training"},
-        cost=cost(study, out, seconds, workers), about=about, margin=study.evaluate.margin or None,
+        cost=cost(study, out, seconds, workers, price), about=about, margin=study.evaluate.margin or None,
     )  # fmt: skip
     document["tasks"] = {name: asdict(tally) for name, tally in tasks.report.items()}
     document["failed"] = dict(failures)
@@ -476,14 +488,27 @@ def knocked_out(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, st
     return found
 
 
-def cost(study: Study, out: Path, seconds: float, workers: int) -> results.Json:
-    """What a study took. seconds: of this call (a resumed study's earlier calls are not in it)."""
+def cost(study: Study, out: Path, seconds: float, workers: int, price: float | None = None) -> results.Json:
+    """What a study took. seconds: of this call; those of earlier calls are added where they came to their end.
+
+    price: of an hour of the device; where none is given now, an earlier call's stays.
+    """
+    before = _cost_before(out / "results.json")
+    price = before.get("price_per_hour") if price is None else price
     steps = [line for job in study.jobs() for line in read_lines(out / "runs" / job.name / "metrics.jsonl")]
     return {
-        "seconds": round(seconds, 1),
+        "seconds": round(before.get("seconds", 0.0) + seconds, 1),
         "training_seconds": round(sum(line.get("seconds", 0.0) for line in steps), 1),
         "training_tokens_sampled": int(sum(line.get("tokens", 0) for line in steps)),
         "device": pick_device(study.config.device),
         "device_name": torch.cuda.get_device_name() if pick_device(study.config.device) != "cpu" else "CPU",
         "workers": workers,
-    }
+    } | ({} if price is None else {"price_per_hour": price})
+
+
+def _cost_before(path: Path) -> results.Json:
+    """What an earlier call wrote down; nothing where it left no results.json that this version reads."""
+    try:
+        return dict(results.read(path)["cost"])
+    except BadInput:
+        return {}

@@ -11,16 +11,10 @@
   const WIDTH = 340, HEIGHT = 190, MARGIN = { left: 34, right: 10, top: 8, bottom: 22 };
   const COLUMNS = ["run", "", "step", "held-out", "reward", "dev", "tokens/s", "state"];
   const id = new URLSearchParams(location.search).get("id") || "";
+  const { make, text, hands, conversation } = cotalkChat; // of viewer.js
   const at = (name) => document.getElementById(name);
   const drawn = {}; // part -> what it was drawn from, so that what stays the same is left alone (focus, hover)
   let viewer = null, chatsVersion = "", chatsAsked = 0;
-
-  function make(tag, className, ...children) {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    element.append(...children.filter((child) => child !== null && child !== undefined));
-    return element;
-  }
 
   function draw(tag, attributes, ...children) {
     const element = document.createElementNS(SVG, tag);
@@ -180,35 +174,10 @@
 
   // --- newest chats ---
 
-  function words(segments) {
-    const element = make("bdi", "words");
-    for (const segment of segments) element.append(typeof segment === "string" ? segment : number(...segment));
-    return element;
-  }
-
-  function number(digits, tag) {
-    const kind = { "+": "derived", "!": "invented", "?": "asked" }[tag];
-    const element = make("span", kind ? `n n-${kind}` : `n n-hand n-${tag.length > 1 ? "both" : seat(tag)}`, digits);
-    if (!kind) element.dataset.hand = tag;
-    return element;
-  }
-
-  const seat = (name) => (/^[A-F]$/.test(name) ? name : "other");
-
   function card(one) {
     const title = make("h3", "", make("bdi", "", one.run), `, step ${one.step}, reward ${fixed(one.reward)}`);
-    const hands = Object.entries(one.task.hands).map(([name, facts]) => make("div", `v-hand seat-${seat(name)}`,
-      make("span", "v-seat", name), make("ul", "", ...facts.map((fact) => make("li", "", words(fact))))));
-    const answers = Object.entries(one.chat.answers).map(([name, answer]) => make("li", answer.right ? "v-right" : "v-wrong",
-      `${answer.right ? "✓" : "✗"} ${name} ${answer.right ? "right" : "wrong"}: `, make("bdi", "", answer.answer || "no answer")));
-    const order = Object.keys(one.task.hands);
-    const messages = one.chat.messages.map((message) => make("li",
-      `v-message seat-${seat(message.seat)}${order.indexOf(message.seat) % 2 ? " v-second" : ""}`,
-      make("span", "v-who", make("span", "v-seat", message.seat), message.last ? " answers" : " says"),
-      message.said.length ? words(message.said) : make("span", "v-soft", "(nothing)"),
-      message.cut ? make("span", "v-note", "cut off by its token budget") : null));
-    return make("article", "v-pane", title, make("p", "v-question", words(one.task.question)), make("div", "v-hands", ...hands),
-      make("ul", "v-answers", ...answers), make("ol", "v-messages", ...messages));
+    return make("article", "v-pane", title, make("p", "v-question", text(one.task.question)),
+      make("div", "v-hands", ...hands(one.task.hands)), ...conversation(one.chat, Object.keys(one.task.hands)));
   }
 
   function newest(found) {

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import glob
 import json
-import math
 import os
 import stat
 import threading
@@ -30,7 +29,7 @@ from typing import Any, Literal
 
 from cotalk import causal, evaluate
 from cotalk.errors import BadInput
-from cotalk.report.read import thinned
+from cotalk.report.read import is_number, thinned
 from cotalk.study import Job, Study, study_from
 
 Json = dict[str, Any]
@@ -402,11 +401,7 @@ def _numbers(line: Json) -> dict[str, float]:
 
 def number(value: Any) -> float | None:
     """A finite number, or None for anything else that JSON may hold."""
-    try:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return None
-    return value if good else None
+    return value if is_number(value) else None
 
 
 def _directories(path: Path) -> list[Path]:

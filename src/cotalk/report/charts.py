@@ -11,20 +11,28 @@ bars carry their names, before is hollow and after is full, lines have dashes, s
 
     bars = [{"label": "untrained", "mean": 12.0, "low": 8.0, "high": 17.0, "color": BLUE, "opacity": 0.4,
              "value": "12.0", "interval": "[8.0, 17.0]", "hover": "untrained: 12.0", "dots": []}]
-    page_spec(solved(bars, lines=[], width=CONTAINER))
+    page_spec(spec(lambda width: solved(bars, [], width), CONTAINER))
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import altair as alt
 import vl_convert
+from altair.utils.schemapi import debug_mode
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 Width = Any  # a number of pixels, or CONTAINER
@@ -417,24 +425,60 @@ def _level_lines(lines: list[Row], scale: alt.Scale, width: float) -> list[alt.C
 
 @cache
 def bundle() -> str:
-    """The JavaScript that draws specifications: vega, vega-lite and vega-embed as vl-convert holds them."""
+    """The JavaScript that draws specifications: vega, vega-lite and vega-embed as vl-convert holds them.
+
+    Putting it together takes seconds, so it is kept in the user's cache, with its digest before it.
+    """
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return _bundle()
+    path = home / "cotalk" / f"vega-of-vl-convert-{version('vl-convert-python')}.js"
+    digest, _, text = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
+    if digest == _digest(text):
+        return text
+    text = _bundle()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{_digest(text)}\n{text}", encoding="utf-8", newline="\n")
+    except OSError as error:
+        log.info("%s is not kept (%s): the next report takes a little longer", path, error)
+    return text
+
+
+def _bundle() -> str:
     return vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub lacks the default
 
 
-def page_spec(chart: alt.TopLevelMixin) -> Row:
+def _digest(text: str) -> str:
+    return f"// sha256 {hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def spec(draw: Callable[[Width], alt.TopLevelMixin], width: Width) -> Row:
+    """The bare specification of a chart; altair's checks of it take most of the time, and are left to the tests."""
+    with debug_mode(False):
+        return draw(width).to_dict(validate=False)
+
+
+def at_width(bare: Row, width: float) -> Row:
+    """A specification that was made for a container, at a width of its own."""
+    return {key: value for key, value in bare.items() if key != "autosize"} | {"width": width}
+
+
+def page_spec(bare: Row) -> Row:
     """A specification for the page's script: its colours are the page's."""
-    spec = _spec(chart, "transparent", PAGE_FONT)
-    spec.pop("$schema", None)
-    text = json.dumps(spec)
+    dressed = _dressed(bare, "transparent", PAGE_FONT)
+    dressed.pop("$schema", None)
+    text = json.dumps(dressed)
     for color, variable in CSS_VARIABLES.items():
         text = text.replace(f'"{color}"', f'"{variable}"')
     return json.loads(text)
 
 
-def inline_svg(chart: alt.TopLevelMixin, alt_text: str) -> str:
+def inline_svg(bare: Row, alt_text: str) -> str:
     """The chart as a still SVG element for a page without script: titles to hover over, alt text."""
     ElementTree.register_namespace("", SVG)
-    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(_spec(chart, "transparent", FONT)))
+    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(_dressed(bare, "transparent", FONT)))
     for element in root.iter():
         for paint in ("fill", "stroke"):
             if paint in element.attrib:
@@ -473,15 +517,16 @@ def together(panels: list[Any], caption: str = "", columns: int = 2) -> alt.Conc
 
 def svg_file(chart: alt.TopLevelMixin) -> str:
     """The chart as a file of its own, on white."""
-    return vl_convert.vegalite_to_svg(_spec(chart, "white", FONT))
+    return vl_convert.vegalite_to_svg(_dressed(chart.to_dict(), "white", FONT))
 
 
 def png_file(chart: alt.TopLevelMixin) -> bytes:
     """The chart as a PNG of twice its nominal size, on white."""
-    return vl_convert.vegalite_to_png(_spec(chart, "white", FONT), scale=2)
+    return vl_convert.vegalite_to_png(_dressed(chart.to_dict(), "white", FONT), scale=2)
 
 
-def _spec(chart: alt.TopLevelMixin, background: str, font: str) -> Row:
+def _dressed(bare: Row, background: str, font: str) -> Row:
+    """With the ground, the font and the colours of what is no data."""
     axis = {
         "labelColor": INK,
         "titleColor": SOFT,
@@ -492,13 +537,11 @@ def _spec(chart: alt.TopLevelMixin, background: str, font: str) -> Row:
         "labelFlush": False,
         "titleFontSize": 12,
     }
-    spec = chart.to_dict(validate=False)  # the parts were checked when they were made
-    spec["background"] = background
-    spec["config"] = {
+    config = {
         "view": {"stroke": None},
         "axis": axis,
         "legend": {"labelColor": INK, "titleColor": SOFT, "titleFontWeight": "normal", "aria": False},
         "title": {"color": INK, "fontSize": 14, "aria": False},
         "font": font,
     }
-    return spec
+    return bare | {"background": background, "config": config}

@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from cotalk import talk
-from cotalk.numerals import located
+from cotalk import numerals, talk
 from cotalk.report.read import Json, Study, is_number, mapping, natural, read_lines, read_study, thinned
 from cotalk.report.words import condition_label, more, shown
 
@@ -81,6 +82,12 @@ def shown_chat(line: Json) -> Json:
         "players": players,
         "trail": _trail(chat),
     }
+
+
+@lru_cache(4096)
+def located(text: str) -> tuple[tuple[int, int, list[Fraction]], ...]:
+    """`numerals.located`, once a text: every chat of a task has the same facts, and the trail looks again and again."""
+    return tuple(numerals.located(text))
 
 
 def segments(text: str, tags: dict[float, str]) -> list[str | list[str]]:

@@ -57,6 +57,7 @@ class Picture:
     narrow: Callable[[Any], Any] | None = None
     width: int = 620  # of the file, and of the still picture
     still: Callable[[Any], Any] | None = None  # how it is drawn there, where that differs
+    title: str = ""  # for the page to set over it, where the chart has none
 
     def at_rest(self) -> Any:
         """The chart for a file, and for a page without script."""
@@ -431,15 +432,19 @@ def _causal(study: Study, charts: ModuleType, colors: dict[str, str]) -> Iterato
         ]
         if rows:
             told = "; ".join(row["hover"] for row in rows)
-            yield _knocked(name, f"Bar chart, what replacing messages costs ({name}). {told}.", rows, charts)
+            label = study.conditions[name].label if name in study.conditions else shown(str(name), 80)
+            yield _knocked(
+                name, label, f"Bar chart, what replacing messages costs ({label}). {told}.", rows, charts
+            )
 
 
-def _knocked(name: str, words: str, rows: list[Json], charts: ModuleType) -> Picture:
+def _knocked(name: str, label: str, words: str, rows: list[Json], charts: ModuleType) -> Picture:
     return Picture(
         f"causal-{name}",
         shown(words, 4_000),
         lambda width: charts.differences(rows, CHANGE, width, bars=True),
         lambda width: charts.differences(rows, CHANGE, width, bars=True, narrow=True),
+        title=label,
     )
 
 
@@ -464,9 +469,15 @@ def knocked(effect: Json, color: str) -> Json | None:
 
 
 def _cross_play(study: Study, charts: ModuleType) -> Iterator[Picture]:
-    """One map for each seat's own answer; the team's score where seats are not told apart."""
+    """One map for each seat's own answer; the team's score where seats are not told apart.
+
+    An arm's seeds stand together, and strangers come last.
+    """
     table = mapping(study.results.get("cross_play"))
-    players = [shown(str(mapping(player).get("name")), 40) for player in table.get("players") or []]
+    seated = [mapping(player) for player in table.get("players") or []]
+    arms = list(dict.fromkeys(str(player.get("arm") or "") for player in seated))
+    seated.sort(key=lambda player: (not player.get("arm"), arms.index(str(player.get("arm") or ""))))
+    players = [shown(str(player.get("name")), 40) for player in seated]
     cells = [mapping(cell) for cell in table.get("cells") or []]
     seats = list(dict.fromkeys(seat for cell in cells for seat in mapping(cell.get("per_seat"))))
     for seat in seats or ["score"]:

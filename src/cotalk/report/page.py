@@ -57,6 +57,7 @@ NO_CHARTS = (
 def render(study: Study, charts: ModuleType | None, price: float | None = None) -> str:
     """The page's HTML; `charts` is the module charts.py, or None for a page without pictures. price: of an hour."""
     pictures = draw.pictures(study, charts) if charts else {}
+    placed = place(pictures, charts)
     viewer = chat_data.viewer(study)
     checks = checks_of(study)
     _note_missing(study, pictures, charts)
@@ -68,7 +69,7 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         study.name,
         list(SECTIONS.items()),
         charts,
-        [each for drawn in pictures.values() for each in drawn],
+        placed,
         viewer,
         study=study,
         facts=facts_of(study),
@@ -77,8 +78,9 @@ def render(study: Study, charts: ModuleType | None, price: float | None = None) 
         alerts=alerts_of(study),
         stale_why=stale_parts(study),
         conditions=list(study.conditions.values()),
-        pictures={part: [placed(each, charts) for each in drawn] for part, drawn in pictures.items()},
         talk_names=list(dict.fromkeys(name for c in study.conditions.values() for name in c.talk)),
+        pass_at=list(dict.fromkeys(k for c in study.conditions.values() for k in c.pass_at)),
+        repeated=any(c.repeated for c in study.conditions.values()),
         seats=list(dict.fromkeys(seat for c in study.conditions.values() for seat in c.per_seat)),
         knocked=[str(mapping(e).get("sentence") or "") for effects in causal.values() for e in effects or []],
         cross=_cross_play(study),
@@ -103,11 +105,11 @@ def fill(
     title: str,
     sections: Sequence[tuple[str, str]],
     charts: ModuleType | None,
-    drawn: Sequence[Picture],
+    placed: dict[str, list[Json]],
     viewer: Json,
     **values: Any,
 ) -> str:
-    """Fills a template that extends layout.html.jinja."""
+    """Fills a template that extends layout.html.jinja. placed: what `place` makes."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -118,7 +120,7 @@ def fill(
     environment.filters |= {"hundred": words.hundred, "rate": _rate}
     style = "".join((HERE / name).read_text(encoding="utf-8") for name in STYLES)
     scripts = ["\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
-    specs = {each.id: _specs(each, charts) for each in drawn} if charts else {}
+    specs = {each["id"]: each["specs"] for many in placed.values() for each in many}
     if charts and specs:
         scripts.insert(0, f"(() => {{{charts.bundle()}\n}})();")
     return environment.get_template(template).render(
@@ -129,6 +131,7 @@ def fill(
         policy=policy([style], scripts),
         specs=Markup(chat_data.as_data(specs)) if specs else "",
         chats=Markup(chat_data.as_data(viewer)) if viewer["start"] else "",
+        pictures=placed,
         **values,
     )
 
@@ -153,15 +156,21 @@ def _rate(rate: Rate | None) -> str:
     return rate.words() if rate else "not measured"
 
 
-def placed(picture: Picture, charts: ModuleType | None) -> Json:
-    assert charts is not None
-    still = charts.inline_svg(picture.at_rest(), picture.words)
-    return {"id": picture.id, "words": picture.words, "still": Markup(still)}
+def place(pictures: dict[str, list[Picture]], charts: ModuleType | None) -> dict[str, list[Json]]:
+    """Every picture as the template and the script need it; each layout is drawn once."""
+    return {part: [_placed(each, charts) for each in drawn] for part, drawn in pictures.items() if charts}
 
 
-def _specs(picture: Picture, charts: ModuleType) -> Json:
-    found = {"wide": charts.page_spec(picture.draw(charts.CONTAINER))}
-    return found | ({"narrow": charts.page_spec(picture.narrow(charts.CONTAINER))} if picture.narrow else {})
+def _placed(picture: Picture, charts: ModuleType) -> Json:
+    wide = charts.spec(picture.draw, charts.CONTAINER)
+    still = (
+        charts.spec(picture.still, picture.width) if picture.still else charts.at_width(wide, picture.width)
+    )
+    specs = {"wide": charts.page_spec(wide)}
+    if picture.narrow:
+        specs["narrow"] = charts.page_spec(charts.spec(picture.narrow, charts.CONTAINER))
+    svg = Markup(charts.inline_svg(still, picture.words))
+    return {"id": picture.id, "title": picture.title, "words": picture.words, "still": svg, "specs": specs}
 
 
 # --- words of the page ------------------------------------------------------------------------------------------
@@ -238,16 +247,18 @@ def _cross_play(study: Study) -> Json:
     strangers = list(dict.fromkeys(name for of in arms.values() for name in mapping(of.get("strangers"))))
     rows = []
     for arm, of in arms.items():
-        cells = [_told(of.get(key)) for key in ("self_play", "cross_seed")]
-        cells.append(_told(of.get("ratio"), 1, 2))
+        cells = [_lines(of.get(key)) for key in ("self_play", "cross_seed")]
+        cells.append(_lines(of.get("ratio"), 1, 2))
         for name in strangers:
             met = mapping(mapping(of.get("strangers")).get(name))
             ceiling = read_rate(met.get("of_ceiling"))
-            cells.append(_told(met.get("A")) + (f", {ceiling.words(1, 2)} of the ceiling" if ceiling else ""))
+            cells.append(
+                _lines(met.get("A")) + ([f"{ceiling.words(1, 2)} of the ceiling"] if ceiling else [])
+            )
         rows.append((arm, cells))
     oracles = {str(name): mapping(each) for name, each in mapping(table.get("oracle")).items()}
     return {
-        "size": f"{table.get('tasks')} tasks × {table.get('chats')} chats a cell"
+        "size": f"{table.get('tasks')} tasks × {table.get('chats')} chat{'s' * (table.get('chats') != 1)} a cell"
         if table.get("tasks")
         else "",
         "players": len(table.get("players") or []),
@@ -260,9 +271,15 @@ def _cross_play(study: Study) -> Json:
     }
 
 
-def _told(value: Any, scale: float = 100, digits: int = 1) -> str:
+def _lines(value: Any, scale: float = 100, digits: int = 1) -> list[str]:
+    """A rate as a cell's lines: with its interval, and what was counted."""
     rate = read_rate(value)
-    return "–" if rate is None else f"{rate.words(scale, digits)} ({rate.counted})"
+    return ["–"] if rate is None else [rate.words(scale, digits), rate.counted]
+
+
+def _told(value: Any) -> str:
+    rate = read_rate(value)
+    return "–" if rate is None else f"{rate.words()} ({rate.counted})"
 
 
 def _reliability(study: Study) -> list[tuple[str, str, str]]:
@@ -334,8 +351,9 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
     if is_number(cost.get("seconds")):
         name = "GPU minutes" if on_gpu else "Minutes on the CPU"
         workers = cost.get("workers")
-        told = f"{device}, {workers} workers" if is_number(workers) and not on_gpu else device
-        tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"whole study, {told}".rstrip(", ")))
+        shared = f", {workers} worker{'s' * (workers != 1)}" if is_number(workers) and not on_gpu else ""
+        told = f"{device}{shared}"
+        tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"all calls that ended, {told}".rstrip(", ")))
     if is_number(cost.get("training_seconds")):
         tiles.append(("Training alone", words.minutes(cost["training_seconds"]), "summed over runs"))
     if is_number(cost.get("training_tokens_sampled")):

@@ -65,7 +65,9 @@ class Condition:
     per_seat: dict[str, Rate]
     talk: dict[str, Rate]
     greedy: Rate | None
+    pass_at: dict[str, Rate]
     repeats: list[float]
+    repeated: Rate | None
     size: dict[str, int]
 
     @property
@@ -216,7 +218,9 @@ def _conditions(table: Json) -> dict[str, Condition]:
             per_seat=_rates(entry.get("per_seat")),
             talk=_rates(entry.get("talk")),
             greedy=read_rate(mapping(entry.get("greedy")).get("score")),
+            pass_at=_rates(entry.get("pass_at")),
             repeats=[float(mean) for mean in entry.get("repeats") or [] if is_number(mean)],
+            repeated=read_rate(entry.get("repeated")),
             size={key: int(n) for key, n in mapping(entry.get("size")).items() if is_number(n)},
         )
     return conditions
@@ -263,7 +267,13 @@ def mapping(value: Any) -> Json:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold: JSON may hold NaN, and whole numbers beyond every float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def natural(path: Path) -> list[tuple[bool, int | str]]:

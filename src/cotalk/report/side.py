@@ -57,7 +57,7 @@ def render(studies: dict[str, Study], charts: ModuleType | None) -> str:
             last.get("heldout", viewer["start"]["heldout"])[1],
         ]
     conditions = {name: each.label for study in studies.values() for name, each in study.conditions.items()}
-    placed = {part: [page.placed(each, charts) for each in drawn] for part, drawn in pictures.items()}
+    placed = page.place(pictures, charts)
     drawn = {
         name for name, study in studies.items() if any(draw.has_bar(c) for c in study.conditions.values())
     }
@@ -71,7 +71,7 @@ def render(studies: dict[str, Study], charts: ModuleType | None) -> str:
         ", ".join(studies),
         [each for each in sections if each[0] != "chats-section" or viewer["start"]],
         charts,
-        [each for many in pictures.values() for each in many],
+        placed,
         viewer,
         studies=studies,
         verdicts=[
@@ -80,7 +80,6 @@ def render(studies: dict[str, Study], charts: ModuleType | None) -> str:
         alerts=[f"{name}: {alert}" for name, study in studies.items() for alert in page.alerts_of(study)],
         why=[page.stale_parts(study) for study in studies.values()],
         conditions=conditions,
-        pictures=placed,
         solved=list(zip([name for name in studies if name in drawn], placed.get("solved", []))),
         legend=page.legend(draw.side_arms(studies, charts), charts) if charts else [],
         about=_about(studies),

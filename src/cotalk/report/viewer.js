@@ -2,12 +2,99 @@
 //
 //   const viewer = cotalkViewer(element, data, {fragment: true});   // fragment: keep the choice in the page's address
 //   viewer.update(data);                                            // newer data; task, chats and filters stay
+//   element.append(...cotalkChat.conversation(chat, ["A", "B"]));   // one chat of that JSON by itself
 //
 // Every text of a model becomes a text node (textContent), never markup. No style attribute and no eval, so that a
 // strict content-security policy can hold it. Left out: everything that needs computing (chats.py did it).
 "use strict";
 
+/** How one chat is drawn: for the viewer below, and for whoever shows a chat by itself (cotalk view's newest). */
+const cotalkChat = (() => {
+  function make(tag, className, ...children) {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    element.append(...children.filter((child) => child !== null && child !== undefined));
+    return element;
+  }
+
+  const TITLES = { "+": "follows: one operation away from known numbers", "!": "invented: in no hand, and not one operation away from known numbers", "?": "in the question: everybody knows it" };
+
+  function number(words, tag) {
+    const kind = { "+": "derived", "!": "invented", "?": "asked" }[tag];
+    const element = make("span", kind ? `n n-${kind}` : `n n-hand n-${tag.length > 1 ? "both" : seatClass(tag)}`, words);
+    element.title = TITLES[tag] || (tag.length > 1 ? `held by ${[...tag].join(" and ")}` : `from ${tag}'s hand`);
+    if (!kind) element.dataset.hand = tag;
+    if (tag === "!") element.append(make("span", "hidden", " (invented)"));
+    return element;
+  }
+
+  function text(segments) {
+    const element = make("bdi", "words");
+    for (const segment of segments) element.append(typeof segment === "string" ? segment : number(...segment));
+    return element;
+  }
+
+  const seatClass = (seat) => (/^[A-F]$/.test(seat) ? seat : "other");
+
+  /** 0 no seat right, 1 some, 2 all; -1 where there is no chat. */
+  function outcome(chat) {
+    if (!chat) return -1;
+    const right = Object.values(chat.answers).map((answer) => answer.right);
+    return right.length && right.every(Boolean) ? 2 : right.some(Boolean) ? 1 : 0;
+  }
+
+  function hands(dealt) {
+    return Object.entries(dealt).map(([seat, facts]) => {
+      const list = make("ul", "", ...facts.map((fact) => make("li", "", text(fact))));
+      return make("div", `v-hand seat-${seatClass(seat)}`, make("span", "v-seat", seat), make("span", "v-who", " holds"), list);
+    });
+  }
+
+  /** order: of the seats, so that the second's messages stand to the right. */
+  function conversation(chat, order) {
+    const won = outcome(chat);
+    const pills = Object.entries(chat.answers).map(([seat, answer]) => {
+      const said = answer.answer ? make("bdi", "", answer.answer) : "no answer";
+      const words = answer.right ? `✓ ${seat} right: ` : `✗ ${seat} wrong: `;
+      return make("li", answer.right ? "v-right" : "v-wrong", words, said, answer.parsed || !answer.answer ? "" : " (no box)");
+    });
+    const verdict = make("ul", "v-answers", ...(pills.length ? pills : [make("li", "v-soft", "no answers recorded")]));
+    const messages = chat.messages.map((message) => {
+      const said = message.said.length ? text(message.said) : make("span", "v-soft", "(nothing)");
+      const who = make("span", "v-who", make("span", "v-seat", message.seat), message.last ? " answers" : " says", player(chat, message.seat));
+      const notes = [];
+      if (message.cut) notes.push(make("span", "v-note", "cut off by its token budget"));
+      if (message.heard && !message.last) notes.push(make("span", "v-note", "was heard as: ", text(message.heard)));
+      const turned = order.indexOf(message.seat) % 2 ? " v-second" : "";
+      return make("li", `v-message seat-${seatClass(message.seat)}${turned}${message.last ? " v-last" : ""}`, who, said, ...notes);
+    });
+    const own = chat.hands ? make("div", "v-hands v-own", ...hands(chat.hands)) : null;
+    const list = make("ol", "v-messages", ...messages);
+    const element = [verdict, own, list, trail(chat)];
+    verdict.dataset.outcome = won;
+    return element.filter(Boolean);
+  }
+
+  function player(chat, seat) {
+    const name = (chat.players || {})[seat];
+    return name && name !== "learner" ? make("span", "v-player", ` · ${name === "base" ? "untrained" : name}`) : null;
+  }
+
+  function trail(chat) {
+    if (!(chat.trail || []).length) return null;
+    const mark = (yes, words, not) => make("span", yes ? "v-yes" : "v-no", yes ? `✓ ${words}` : `✗ ${not}`);
+    const rows = chat.trail.map((row) => make("li", "", number(row.number, row.seat), mark(row.said, "said", "not said"),
+      mark(row.heard, "heard", "not heard"), mark(row.used.length, `used by ${row.used.join(", ")}`, "not used")));
+    const list = make("ul", "v-trail", ...rows);
+    list.setAttribute("aria-label", "What became of each number that only one seat holds");
+    return list;
+  }
+
+  return { make, number, text, seatClass, outcome, hands, conversation };
+})();
+
 function cotalkViewer(root, data, options = {}) {
+  const { make, number, text, seatClass, outcome, hands, conversation } = cotalkChat;
   const OUTCOMES = [
     ["", "all outcomes"],
     ["2", "second chat: every seat right"],
@@ -23,13 +110,6 @@ function cotalkViewer(root, data, options = {}) {
   let byId = new Map();
 
   // --- small parts ---
-
-  function make(tag, className, ...children) {
-    const element = document.createElement(tag);
-    if (className) element.className = className;
-    element.append(...children.filter((child) => child !== null && child !== undefined));
-    return element;
-  }
 
   function button(className, words, act, label) {
     const element = make("button", className, words);
@@ -52,37 +132,12 @@ function cotalkViewer(root, data, options = {}) {
     return element;
   }
 
-  const TITLES = { "+": "follows: one operation away from known numbers", "!": "invented: in no hand, and not one operation away from known numbers", "?": "in the question: everybody knows it" };
-
-  function number(words, tag) {
-    const kind = { "+": "derived", "!": "invented", "?": "asked" }[tag];
-    const element = make("span", kind ? `n n-${kind}` : `n n-hand n-${tag.length > 1 ? "both" : seatClass(tag)}`, words);
-    element.title = TITLES[tag] || (tag.length > 1 ? `held by ${[...tag].join(" and ")}` : `from ${tag}'s hand`);
-    if (!kind) element.dataset.hand = tag;
-    if (tag === "!") element.append(make("span", "hidden", " (invented)"));
-    return element;
-  }
-
-  function text(segments) {
-    const element = make("bdi", "words");
-    for (const segment of segments) element.append(typeof segment === "string" ? segment : number(...segment));
-    return element;
-  }
-
   const plain = (segments) => segments.map((s) => (typeof s === "string" ? s : s[0])).join("");
-  const seatClass = (seat) => (/^[A-F]$/.test(seat) ? seat : "other");
   const seats = () => Object.keys((data.tasks[state.task] || { hands: {} }).hands);
 
   // --- what is chosen ---
 
   const chatOf = (side, task = state.task) => (byId.get(state[side]) || { chats: {} }).chats[task];
-
-  /** 0 no seat right, 1 some, 2 all; -1 where there is no chat. */
-  function outcome(chat) {
-    if (!chat) return -1;
-    const right = Object.values(chat.answers).map((answer) => answer.right);
-    return right.length && right.every(Boolean) ? 2 : right.some(Boolean) ? 1 : 0;
-  }
 
   const share = (chat) => {
     const right = Object.values(chat.answers).map((answer) => answer.right);
@@ -285,13 +340,6 @@ function cotalkViewer(root, data, options = {}) {
     parts.task.replaceChildren(question, make("div", "v-hands", ...hands(about.hands)), gold);
   }
 
-  function hands(dealt) {
-    return Object.entries(dealt).map(([seat, facts]) => {
-      const list = make("ul", "", ...facts.map((fact) => make("li", "", text(fact))));
-      return make("div", `v-hand seat-${seatClass(seat)}`, make("span", "v-seat", seat), make("span", "v-who", " holds"), list);
-    });
-  }
-
   function pane(side, name) {
     const mine = byId.get(state[side]), all = passesOf(state.mode);
     const groups = [...new Set(all.map((each) => each.group))];
@@ -311,49 +359,9 @@ function cotalkViewer(root, data, options = {}) {
     steps.setAttribute("aria-label", state.mode === "training" ? "Step" : "Seed");
     const head = make("div", "v-head", make("span", "v-who", name), select(`${name}: condition or run`, groups.map((g) => [g, g]), mine.group, chooseGroup), steps);
     const chat = chatOf(side);
-    const element = make("section", "v-pane", head, ...(chat ? conversation(chat) : [make("p", "v-soft", "No chat of this task here.")]));
+    const element = make("section", "v-pane", head, ...(chat ? conversation(chat, seats()) : [make("p", "v-soft", "No chat of this task here.")]));
     element.setAttribute("aria-label", `${name}: ${mine.group}, ${mine.label}`);
     return element;
-  }
-
-  function conversation(chat) {
-    const won = outcome(chat);
-    const pills = Object.entries(chat.answers).map(([seat, answer]) => {
-      const said = answer.answer ? make("bdi", "", answer.answer) : "no answer";
-      const words = answer.right ? `✓ ${seat} right: ` : `✗ ${seat} wrong: `;
-      return make("li", answer.right ? "v-right" : "v-wrong", words, said, answer.parsed || !answer.answer ? "" : " (no box)");
-    });
-    const verdict = make("ul", "v-answers", ...(pills.length ? pills : [make("li", "v-soft", "no answers recorded")]));
-    const order = seats();
-    const messages = chat.messages.map((message) => {
-      const said = message.said.length ? text(message.said) : make("span", "v-soft", "(nothing)");
-      const who = make("span", "v-who", make("span", "v-seat", message.seat), message.last ? " answers" : " says", player(chat, message.seat));
-      const notes = [];
-      if (message.cut) notes.push(make("span", "v-note", "cut off by its token budget"));
-      if (message.heard && !message.last) notes.push(make("span", "v-note", "was heard as: ", text(message.heard)));
-      const turned = order.indexOf(message.seat) % 2 ? " v-second" : "";
-      return make("li", `v-message seat-${seatClass(message.seat)}${turned}${message.last ? " v-last" : ""}`, who, said, ...notes);
-    });
-    const own = chat.hands ? make("div", "v-hands v-own", ...hands(chat.hands)) : null;
-    const list = make("ol", "v-messages", ...messages);
-    const element = [verdict, own, list, trail(chat)];
-    verdict.dataset.outcome = won;
-    return element.filter(Boolean);
-  }
-
-  function player(chat, seat) {
-    const name = (chat.players || {})[seat];
-    return name && name !== "learner" ? make("span", "v-player", ` · ${name === "base" ? "untrained" : name}`) : null;
-  }
-
-  function trail(chat) {
-    if (!(chat.trail || []).length) return null;
-    const mark = (yes, words, not) => make("span", yes ? "v-yes" : "v-no", yes ? `✓ ${words}` : `✗ ${not}`);
-    const rows = chat.trail.map((row) => make("li", "", number(row.number, row.seat), mark(row.said, "said", "not said"),
-      mark(row.heard, "heard", "not heard"), mark(row.used.length, `used by ${row.used.join(", ")}`, "not used")));
-    const list = make("ul", "v-trail", ...rows);
-    list.setAttribute("aria-label", "What became of each number that only one seat holds");
-    return list;
   }
 
   function drawLegend() {

@@ -19,7 +19,8 @@ PLAIN_MARKS = "\n\t\u200c\u200d"  # joiners are part of words in some scripts
 def shown(text: str, limit: int = SHOWN_CHARACTERS) -> str:
     """Text that cannot disturb the page: cut at `limit`, control characters shown as [U+202E]."""
     rest = len(text) - limit
-    visible = "".join(_visible(character) for character in text[:limit])
+    kept = text[:limit]
+    visible = kept if kept.isprintable() else "".join(map(_visible, kept))
     return visible if rest <= 0 else visible + more(rest)
 
 
