@@ -15,7 +15,7 @@ import torch
 from transformers import BertConfig, T5Config
 
 from conftest import CHATML, PLAIN, THINKING, byte_tokenizer, deals, small_base, small_model
-from cotalk.base import Base, load_base, pick_device
+from cotalk.base import SHIPPED, Base, load_base, pick_device
 from cotalk.chat import BASE, Rules, Seating, converse
 from cotalk.engines.hf import HfEngine
 from cotalk.errors import BadInput
@@ -242,7 +242,7 @@ def test_a_gguf_that_is_none_is_refused(tmp_path):
 
 
 def test_a_missing_tiny_base_says_how_to_make_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("cotalk.base.TINY", tmp_path)
+    monkeypatch.setitem(SHIPPED, "tiny", tmp_path)
     with pytest.raises(BadInput, match="reinstall cotalk, or make it with `cotalk base tiny --out"):
         load_base("tiny")
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.table import Table
 
 from cotalk import stats
@@ -321,7 +322,10 @@ def across(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> tupl
         alone = float(means[kept, kept].mean())
         return _off_diagonal(means, kept) / alone if alone > 0 else math.nan
 
-    return _jackknifed(partial(_off_diagonal, means), len(runs)), _jackknifed(ratio, len(runs))
+    score = _jackknifed(partial(_off_diagonal, means), len(runs))
+    if score and score["low"] is not None:  # a score's interval ends where scores do
+        score |= {"low": max(0.0, score["low"]), "high": min(1.0, score["high"])}
+    return score, _jackknifed(ratio, len(runs))
 
 
 def _means(cells: Mapping[tuple[str, str], Floats], runs: Sequence[str]) -> Floats:
@@ -438,18 +442,20 @@ def tables(found: Json) -> Iterator[Table | str]:
 
 
 def matrix_table(found: Json) -> Table:
+    """Problems solved out of 100, A's own / B's own; columns are the players by their numbers, so that a page holds it."""
     names = [player["name"] for player in found["players"]]
-    size = f"{found['tasks']} tasks x {found['chats']} chats a cell; intervals in results.json"
-    grid = Table(title=f"cross-play: A's own / B's own score ({size})", title_justify="left")
-    grid.add_column("A (row) with B (column)")
-    for name in names:
-        grid.add_column(name, overflow="fold")
+    size = f"{found['tasks']} tasks x {found['chats']} chats a cell; intervals and a heat map in the report"
+    grid = Table(
+        title=f"cross-play: A's own / B's own score out of 100 ({size})", title_justify="left", box=SIMPLE
+    )
+    grid.add_column("A (row) with B (column)", no_wrap=True)
+    for number in range(1, len(names) + 1):
+        grid.add_column(str(number), justify="right", overflow="fold")
     cells = {(cell["a"], cell["b"]): cell["per_seat"] for cell in found["cells"]}
-    for a in names:
+    for number, a in enumerate(names, start=1):
         shown = [cells.get((a, b)) for b in names]
-        grid.add_row(
-            a, *("" if c is None else " / ".join(f"{r['mean']:.2f}" for r in c.values()) for c in shown)
-        )
+        each = ("" if c is None else "/".join(f"{100 * r['mean']:.0f}" for r in c.values()) for c in shown)
+        grid.add_row(f"{number} {a}", *each)
     return grid
 
 
