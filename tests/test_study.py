@@ -273,7 +273,7 @@ def test_a_study_with_cross_play_fills_its_matrix_and_evaluate_cross_fills_the_w
     toml.write_text(toml.read_text().replace("[evaluate]", evaluate))
     out = tmp_path / "out"
     assert cli.main(["study", str(toml), "--out", str(out)]) == 0
-    assert "cross-play: A's own / B's own score" in capsys.readouterr().out
+    assert "cross-play: A's own score out of 100" in capsys.readouterr().out
     document = results.read(out)
     found = document["cross_play"]
     names = ["open-17", "closed-17", "open-18", "closed-18", "base", "script:terse"]

@@ -442,19 +442,21 @@ def tables(found: Json) -> Iterator[Table | str]:
 
 
 def matrix_table(found: Json) -> Table:
-    """Problems solved out of 100, A's own / B's own; columns are the players by their numbers, so that a page holds it."""
+    """Problems solved out of 100, A's own above B's own; columns are the players' numbers, so that a page holds it."""
     names = [player["name"] for player in found["players"]]
     size = f"{found['tasks']} tasks x {found['chats']} chats a cell; intervals and a heat map in the report"
     grid = Table(
-        title=f"cross-play: A's own / B's own score out of 100 ({size})", title_justify="left", box=SIMPLE
+        title=f"cross-play: A's own score out of 100, below it B's own ({size})",
+        title_justify="left",
+        box=SIMPLE,
     )
     grid.add_column("A (row) with B (column)", no_wrap=True)
     for number in range(1, len(names) + 1):
-        grid.add_column(str(number), justify="right", overflow="fold")
+        grid.add_column(str(number), justify="right", no_wrap=True)
     cells = {(cell["a"], cell["b"]): cell["per_seat"] for cell in found["cells"]}
     for number, a in enumerate(names, start=1):
         shown = [cells.get((a, b)) for b in names]
-        each = ("" if c is None else "/".join(f"{100 * r['mean']:.0f}" for r in c.values()) for c in shown)
+        each = ("" if c is None else "\n".join(f"{100 * r['mean']:.0f}" for r in c.values()) for c in shown)
         grid.add_row(f"{number} {a}", *each)
     return grid
 
