@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE
 from rich.table import Table
 
 from cotalk import stats
@@ -448,11 +447,11 @@ def matrix_table(found: Json) -> Table:
     grid = Table(
         title=f"cross-play: A's own score out of 100, below it B's own ({size})",
         title_justify="left",
-        box=SIMPLE,
+        box=None,
     )
-    grid.add_column("A (row) with B (column)", no_wrap=True)
+    grid.add_column("A (row), B", no_wrap=True)
     for number in range(1, len(names) + 1):
-        grid.add_column(str(number), justify="right", no_wrap=True)
+        grid.add_column(str(number), justify="right", no_wrap=True, min_width=3)
     cells = {(cell["a"], cell["b"]): cell["per_seat"] for cell in found["cells"]}
     for number, a in enumerate(names, start=1):
         shown = [cells.get((a, b)) for b in names]
