@@ -11,6 +11,7 @@ import pytest
 
 from cotalk.checks import Evidence, check, intervals
 from cotalk.cli import main
+from cotalk.recompute import recompute
 from test_checks import write_study
 
 ROOT = Path(__file__).parents[1]
@@ -33,10 +34,12 @@ def test_the_quickstarts_results_are_kept() -> None:
 @pytest.mark.parametrize("path", KEPT, ids=[path.parent.name for path in KEPT])
 def test_every_interval_that_the_repository_keeps_comes_out_of_the_outcomes_beside_it(path: Path) -> None:
     assert main(["check", str(path), "--json"]) == 0
-    each = intervals(Evidence(path))
-    tests = len(json.loads(path.read_text(encoding="utf-8"))["comparisons"])
-    assert each.result == "pass" and each.n > 100
-    assert each.looked_at == f"{each.n} of {each.n} intervals, {tests} of {tests} comparisons"
+    evidence = Evidence(path)
+    assert intervals(evidence).result == "pass"
+    found = recompute(evidence.document, evidence.outcomes)
+    assert not found.faults and not found.wording and found.intervals > 100
+    assert found.comparisons == len(json.loads(path.read_text(encoding="utf-8"))["comparisons"])
+    assert {place.split(".")[0] for place in found.left} <= {"cross_play", "causal"}  # of other chats
     assert sum(file.stat().st_size for file in path.parent.rglob("*.npz")) <= 1_000_000
 
 

@@ -876,7 +876,7 @@ def intervals(evidence: Evidence) -> Check:
         return settle(name, "0 intervals", 0, fails=[f"outcomes and comparisons do not fit: {error}"])
     tests = f"{found.comparisons} of {len(document['comparisons'])} comparisons"
     looked_at = f"{found.intervals} of {found.of} intervals, {tests}"
-    left = [place for place in found.left if not place.startswith("causal")]
+    left = [place for place in found.left if not place.startswith(("causal", "cross_play"))]
     more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     without = f"outcomes/*.npz do not give {', '.join(left[:SHOWN])}{more}" if left else ""
     if evidence.only_results and not found.intervals:

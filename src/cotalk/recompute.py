@@ -6,8 +6,9 @@
 
 A condition needs its outcomes. A comparison of two arms needs only its seeds' means (difference, Welch's interval,
 degrees of freedom, p, exact p, Holm's p, noise, margin); with outcomes its interval for new tasks comes too. What an
-outcome cannot give (`causal` is of other chats) counts as told and not computed again. The functions are those that
-wrote the document, on what is on disk: it finds numbers that were changed, spoilt or left over, not wrong formulas.
+outcome cannot give (`causal` and `cross_play` are of other chats) counts as told and not computed again. The functions
+are those that wrote the document, on what is on disk: it finds numbers that were changed, spoilt or left over, not
+wrong formulas.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotalk import results, stats
+from cotalk.reliability import reliability
 from cotalk.results import Json, Score
 from cotalk.verdict import Comparison
 
@@ -51,7 +53,10 @@ def recompute(document: Json, scores: Iterable[Score]) -> Recomputed:
         for name in document["conditions"]
     }
     rows = list(_comparisons(document, sampled))
-    told, now = dict(_leaves(document)), dict(_leaves({"conditions": conditions, "comparisons": rows}))
+    again: Json = {"conditions": conditions, "comparisons": rows}
+    if "reliability" in document:
+        again["reliability"] = reliability(document["conditions"])
+    told, now = dict(_leaves(document)), dict(_leaves(again))
     seeds = max(len(each["per_seed"]) for each in document["conditions"].values())
     faults = [
         f"{where} is {told.get(where)}, and comes out as {value}"
