@@ -856,6 +856,7 @@ def test_the_command_prints_a_table_and_ends_in_1_on_a_fail(
     assert main(["check", str(spoilt / "nothing")]) == 2
 
 
+@pytest.mark.slow
 def test_a_real_run_and_a_real_study_leave_what_the_checks_look_at(tmp_path: Path) -> None:
     """Played by the two-layer model: it solves nothing, and nothing that a check needs is missing."""
     play_run(toy_run(tmp_path / "run", toy_config()))

@@ -42,6 +42,7 @@ def found() -> Iterator[Measured]:
     yield measure("tiny", "cpu", sizes=SMALL)
 
 
+@pytest.mark.slow
 def test_every_part_is_measured_with_its_share_of_a_ceiling(found: Measured) -> None:
     assert names(found) == [
         "decode, rows 2, adapters 1", "decode, rows 4, adapters 2", "decode, rows 4, adapters 2, hf",
@@ -93,6 +94,7 @@ def test_whatever_says_that_memory_is_full_leaves_a_case_out(error: type[Excepti
     assert found.ms is None and found.skipped == "full"
 
 
+@pytest.mark.slow
 def test_a_case_without_room_is_left_out_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training runs out of memory: decoding before it and the step after it are measured all the same."""
 
@@ -144,6 +146,7 @@ def test_a_line_without_numbers_says_so() -> None:
     assert line == ["decode, x", "2", "16,000", "5", "50%", "25%", "1.5"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

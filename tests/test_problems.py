@@ -70,6 +70,7 @@ def test_what_studies_play_is_reserved_whatever_order_its_sentences_stand_in() -
 
 
 @needs_gym
+@pytest.mark.slow
 def test_worker_processes_draw_the_same_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     count = problems.CHUNK  # from here on processes share the work
     alone = [p for chunk in range(3) for p in problems._keep(chunk, 0.0, frozenset())[0]][:count]

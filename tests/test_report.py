@@ -677,6 +677,7 @@ def test_studies_of_one_name_are_told_apart_and_one_given_twice_is_refused(
 # --- the command ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_writes_report_and_figures(tmp_path: Path) -> None:
     pytest.importorskip("cotalk.report.charts")
     study = write_study(tmp_path, tasks=2)

@@ -299,6 +299,7 @@ def test_the_command_plays_from_a_pipe_and_says_the_seed(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="opens a pseudo-terminal")
+@pytest.mark.slow
 def test_a_person_at_a_real_terminal_is_asked_again_for_a_number_and_for_another_task(run: Path) -> None:
     import pty
 

@@ -56,6 +56,7 @@ def quiet() -> Console:
     return Console(quiet=True)
 
 
+@pytest.mark.slow
 def test_a_toy_base_is_made_to_the_same_bytes_though_stopped_once_and_opens_with_its_measurements(
     tmp_path: Path, settings: Path
 ) -> None:

@@ -213,6 +213,7 @@ CONDITIONS = {
 GREEDY = {"base_open", "base_closed", "trained_open", "trained_closed"}
 
 
+@pytest.mark.slow
 def test_two_workers_give_what_one_stack_of_all_runs_gives(toml: Path, tmp_path: Path) -> None:
     """Real processes, two of them, against all runs and the base in one stack: every file, every number."""
     found = read_study(str(toml))
@@ -266,6 +267,7 @@ def _check_results(out: Path) -> None:
     assert document["cost"]["workers"] == 2 and document["cost"]["training_tokens_sampled"] > 0
 
 
+@pytest.mark.slow
 def test_a_study_with_cross_play_fills_its_matrix_and_evaluate_cross_fills_the_whole_one(
     toml: Path, tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
