@@ -51,6 +51,7 @@ def test_any_engine_can_be_measured_by_the_difference_of_two_lengths() -> None:
 
 
 @pytest.mark.parametrize("engine, read", [("fast", True), ("hf", False)])
+@pytest.mark.slow
 def test_a_whole_step_counts_what_was_sampled_read_and_trained(engine: str, read: bool) -> None:
     """Two runs x 2 problems x 4 chats of 4 + 4 + 6 + 6 tokens, nearly all (a random model may end a message early).
 

@@ -157,6 +157,7 @@ def test_the_command_prints_a_table_or_json(
     assert {case["part"] for case in line["cases"]} == {"decode", "read", "train", "step"}
 
 
+@pytest.mark.slow
 def test_the_command_refuses_an_unknown_shape(tmp_path: Path) -> None:
     source = str(Path(bench.__file__).parents[1])
 

@@ -621,6 +621,7 @@ def test_without_the_drawing_libraries_the_tables_stay(
         figures(tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_are_saved_as_png_and_svg(study: Path) -> None:
     pytest.importorskip("cotalk.report.charts")
     paths = figures(study)

@@ -93,6 +93,7 @@ def test_a_toy_base_is_made_to_the_same_bytes_though_stopped_once_and_opens_with
     ]  # nothing is left over
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_whatever_draws_it(tmp_path: Path) -> None:
     text = Settings.read(tomllib.loads(SETTINGS.read_text())["text"] | {"answer_tokens": 2000})
     form = small_base().form

@@ -296,6 +296,7 @@ def test_a_study_with_cross_play_fills_its_matrix_and_evaluate_cross_fills_the_w
     assert results.read(out)["cross_play"] == whole
 
 
+@pytest.mark.slow
 def test_cross_play_of_a_run_that_failed_is_played_when_it_succeeds(
     toml: Path, tmp_path: Path, here: None
 ) -> None:
