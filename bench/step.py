@@ -27,9 +27,11 @@ from cotalk.bench import CAPS, MEANS, PROMPT
 from cotalk.shapes import random_model
 
 
-def stacked(shape: str, runs: int, view: str, steps: int, lengths: tuple[int, int]) -> dict[str, Any]:
-    """`bench.whole_step` with the fast engine on the GPU; what it held is given back."""
-    found = bench.whole_step(shape, runs, view, steps, lengths, torch.device("cuda"), torch.bfloat16, "fast")
+def stacked(
+    shape: str, runs: int, view: str, steps: int, lengths: tuple[int, int], engine: str = "fast"
+) -> dict[str, Any]:
+    """`bench.whole_step` with an engine on the GPU; what it held is given back."""
+    found = bench.whole_step(shape, runs, view, steps, lengths, torch.device("cuda"), torch.bfloat16, engine)
     gc.collect()  # a stack and its decoder know each other
     torch.cuda.empty_cache()
     return found
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[6])
     parser.add_argument("--views", nargs="+", default=["dialogue", "transcript"])
     parser.add_argument("--lengths", choices=("caps", "means"), default="caps")
+    parser.add_argument("--engine", choices=("fast", "hf"), default="fast")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument(
         "--peer", action="store_true", help="also one step of the published engine (a minute)"
@@ -96,7 +99,7 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for view in options.views:
         for runs in options.runs:
-            made = stacked(options.shape, runs, view, options.steps, lengths)
+            made = stacked(options.shape, runs, view, options.steps, lengths, options.engine)
             found.append(made)
             print(
                 json.dumps({k: v for k, v in made.items() if k not in ("ratio_mean", "grad_norm")}),

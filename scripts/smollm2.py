@@ -25,6 +25,7 @@ from rich.console import Console
 
 from cotalk import report, results
 from cotalk.bases import make_smollm2, problems
+from cotalk.bases.settings import read_settings
 from cotalk.errors import BadInput, RunFailed
 from cotalk.jobs import run_study
 from cotalk.study import Study, cores, read_study
@@ -44,7 +45,7 @@ def until(minutes: float) -> float:
 
 def draw(arguments: argparse.Namespace) -> int:
     """Problems with worked solutions, for `base --rows`."""
-    table = make_smollm2.read_settings(arguments.settings or make_smollm2.SETTINGS)["problems"]
+    table = read_settings(arguments.settings or make_smollm2.SETTINGS, make_smollm2.SETTINGS)["problems"]
     some, tally = problems.draw(arguments.count or table["drawn"], table["others"], cores(), print)
     problems.write(some, arguments.out)
     print(f"{arguments.out}: {tally}")

@@ -304,7 +304,7 @@ def test_more_rows_than_decode_at_once_take_turns() -> None:
 
 
 def test_the_measured_hf_step_is_planned_within_a_quarter() -> None:
-    """bench/hf_step.py: 109 s for one run of the published step on an H200, 93 ms a token (LAB.md)."""
+    """bench/step.py --engine hf: 109 s for one run of the published step on an H200, 93 ms a token (LAB.md)."""
     config = read_study("talk-to-solve").arm("open")
     assert step_of([config], Hf(QWEN, 2), 1.0).seconds == pytest.approx(109, rel=0.25)
 

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from conftest import small_model
 from cotalk import run as run_module
 from cotalk.config import Config
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput, RunFailed
 from cotalk.learner import Learner
 from cotalk.lora import Stack
-from cotalk.run import RunDirectory, learner_tensors, locked, read_lines, write_atomically
+from cotalk.run import RunDirectory, learner_tensors, locked, read_lines
 from test_learner import counted, some_chats
 from toy import Killed, play, toy_config, toy_run
 

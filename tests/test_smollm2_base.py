@@ -15,7 +15,8 @@ from conftest import small_base
 from cotalk import cli
 from cotalk.base import load_base
 from cotalk.bases import make_smollm2, problems
-from cotalk.bases.make_smollm2 import HUB, SETTINGS, find, found, gather, make, read_settings, write_text
+from cotalk.bases.make_smollm2 import HUB, SETTINGS, find, found, gather, make, write_text
+from cotalk.bases.settings import read_settings
 from cotalk.bases.smollm2_text import Settings
 from cotalk.errors import BadInput
 
@@ -159,10 +160,10 @@ def test_settings_with_other_keys_and_full_directories_are_refused(tmp_path: Pat
     path = tmp_path / "mine.toml"
     path.write_text(SETTINGS.read_text().replace("warmup", "warm_up"))
     with pytest.raises(BadInput, match="warm_up"):
-        read_settings(path)
+        read_settings(path, SETTINGS)
     path.write_text("no toml =")
     with pytest.raises(BadInput, match="no TOML"):
-        read_settings(path)
+        read_settings(path, SETTINGS)
     with pytest.raises(BadInput, match="not empty"):
         make(tmp_path, None, "cpu", quiet())
 

@@ -22,8 +22,8 @@ from cotalk.bases.make_tiny import (
     make_model,
     make_tokenizer,
     pack,
-    read_settings,
 )  # fmt: skip
+from cotalk.bases.settings import read_settings
 from cotalk.bases.tiny_card import CONDITIONS, dealt, habit_of, play
 from cotalk.chat import BASE, Rules, Seating, converse
 from cotalk.engines.hf import HfEngine
@@ -145,7 +145,7 @@ def test_rows_are_packed_longest_first_and_do_not_meet():
 
 
 def test_packed_rows_have_the_loss_of_rows_alone():
-    table = read_settings(SETTINGS)
+    table = read_settings(SETTINGS, SETTINGS)
     tokenizer = make_tokenizer()
     model = make_model(table["model"] | {"width": 16, "layers": 1, "heads": 2, "mlp": 16}, tokenizer, 1)
     random = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_muon_is_torchs_muon_with_matrices_of_one_shape_together():
 
 def test_a_toy_base_is_made_the_same_twice_and_opens(tmp_path, monkeypatch):
     monkeypatch.setattr(make_tiny, "SHARD", 64)
-    table = read_settings(SETTINGS)
+    table = read_settings(SETTINGS, SETTINGS)
     table["model"] |= {"width": 16, "layers": 1, "heads": 2, "mlp": 16}
     table["training"] |= {"rows": 128, "warmup": 1}
     for name in ("one", "two"):
@@ -191,9 +191,9 @@ def test_a_settings_file_with_other_keys_is_refused(tmp_path):
         make(tmp_path / "out", path, "cpu", None)
     path.write_text("no toml =")
     with pytest.raises(BadInput, match="no TOML"):
-        read_settings(path)
+        read_settings(path, SETTINGS)
     with pytest.raises(BadInput, match="cannot be read"):
-        read_settings(tmp_path / "none.toml")
+        read_settings(tmp_path / "none.toml", SETTINGS)
 
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path):

@@ -31,9 +31,10 @@ from typing import Any
 import numpy as np
 
 from cotalk.chat import BASE, Chat, Player, Rules, Seating, View, converse
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Condition, Evaluation, Pass
-from cotalk.run import read_lines, write_atomically
+from cotalk.run import read_lines
 from cotalk.sample import generator, key
 from cotalk.stats import Clusters, Floats, Rate, rate_over_seeds, rate_over_tasks
 from cotalk.talk import signed_rate

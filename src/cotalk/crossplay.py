@@ -38,11 +38,12 @@ from cotalk import stats
 from cotalk.chat import BASE, Player, Rules, Seating, converse
 from cotalk.config import Config
 from cotalk.deal import Deal
+from cotalk.disk import write_atomically
 from cotalk.engines import Engine
 from cotalk.errors import BadInput, RunFailed
 from cotalk.lora import Stack
 from cotalk.partners import adapters_in, another_base, frozen, read_pool
-from cotalk.run import read_lines, write_atomically
+from cotalk.run import read_lines
 from cotalk.scripts import ORACLES, script
 from cotalk.stats import Floats, Rate
 from cotalk.train import Playing, grade

@@ -31,9 +31,10 @@ from cotalk import talk
 from cotalk.chat import BASE, Chat, Player, Rules, Seating, converse
 from cotalk.config import Config
 from cotalk.deal import Deal, full_hand, half_hand
+from cotalk.disk import write_atomically
 from cotalk.errors import RunFailed
 from cotalk.results import Score
-from cotalk.run import read_lines, write_atomically
+from cotalk.run import read_lines
 from cotalk.train import Playing, grade
 from cotalk.view import ChatFormat
 

@@ -32,6 +32,7 @@ from cotalk.checks import git_state
 from cotalk.config import Config
 from cotalk.crossplay import Matrix, Players, play_oracle, play_row, rows_needed, sitters, summary
 from cotalk.deal import Deal
+from cotalk.disk import write_atomically
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
 from cotalk.errors import BadInput, RunFailed
@@ -44,7 +45,7 @@ from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
 from cotalk.reliability import reliability
 from cotalk.results import Score
-from cotalk.run import RunDirectory, locked, read_lines, write_atomically
+from cotalk.run import RunDirectory, locked, read_lines
 from cotalk.split import Tally, Tasks, splits
 from cotalk.stack import drive
 from cotalk.study import Job, Study, cores

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput, RunFailed
 from cotalk.sample import generator
 
@@ -212,9 +212,9 @@ class Stack:
         }
         base = {"base": self.base_name, "base_sha256": self.base_sha256}
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
-        _replace_file(directory / "adapter_model.safetensors", weights)
-        _replace_file(directory / "adapter_config.json", (json.dumps(config, indent=2) + "\n").encode())
-        _replace_file(directory / "cotalk_adapter.json", (json.dumps(base, indent=2) + "\n").encode())
+        write_atomically(directory / "adapter_model.safetensors", weights)
+        write_atomically(directory / "adapter_config.json", (json.dumps(config, indent=2) + "\n").encode())
+        write_atomically(directory / "cotalk_adapter.json", (json.dumps(base, indent=2) + "\n").encode())
 
     def load(self, k: int, directory: Path) -> None:
         """Reads adapter k from a directory in PEFT's format; refuses another kind, shape, rank, scale or base."""
@@ -272,12 +272,6 @@ class Stack:
                 raise BadInput(
                     f"adapter {directory}: {name} is not finite everywhere; expected a whole adapter"
                 )
-
-
-def _replace_file(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.part")
-    aside.write_bytes(data)
-    os.replace(aside, path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

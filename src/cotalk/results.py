@@ -21,7 +21,6 @@ import importlib.metadata
 import json
 import logging
 import math
-import os
 import platform
 import zipfile
 import zlib
@@ -39,6 +38,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotalk import stats, talk
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput
 from cotalk.stats import Comparison, Floats, NoiseFloor, Rate
 
@@ -170,7 +170,7 @@ class Score:
         path = directory / self.file_name
         archive = BytesIO()
         np.savez_compressed(archive, **arrays)
-        _write_whole(path, archive.getvalue())
+        write_atomically(path, archive.getvalue())
         return path
 
     @classmethod
@@ -400,7 +400,7 @@ def write(path: Path, results: Json) -> None:
     """Write results.json whole or not at all; refuse what `check` finds wrong."""
     _refuse(f"results for {path}", check(results))
     text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    _write_whole(path, text.encode("utf-8"))
+    write_atomically(path, text.encode("utf-8"))
 
 
 def read(path: Path) -> Json:
@@ -455,17 +455,6 @@ def stale(results: Json) -> list[str]:
         for name, now in MEASURES.items()
         if then.get(name) != now
     ]
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Whole or not at all: beside it, to the disk, then in its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _refuse(what: str, faults: Sequence[str]) -> None:

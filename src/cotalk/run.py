@@ -37,6 +37,7 @@ from filelock import FileLock, Timeout
 import cotalk
 from cotalk.chat import Chat
 from cotalk.config import Config
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput, RunFailed
 from cotalk.learner import Learner
 
@@ -56,17 +57,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
-
-
-def write_atomically(path: Path, data: bytes | str) -> None:
-    """Whole or not at all: written aside, synced, renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with aside.open("wb") as stream:
-        stream.write(data.encode() if isinstance(data, str) else data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(aside, path)
 
 
 @contextmanager

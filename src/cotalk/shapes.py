@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from cotalk.errors import BadInput
@@ -158,17 +158,6 @@ def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     made = Tokenizer(models.WordLevel(words, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(special[:3])
-    return _wrapped(made)
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte."""
-    special = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
-    letters = special + sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(letters)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(special)
     return _wrapped(made)
 
 

@@ -32,8 +32,8 @@ from torch.nn import functional as F
 from cotalk.bases.make_tiny import Muon
 from cotalk.bases.smollm2_text import Row
 from cotalk.decoder.attention import Spans, attend, attend_backward
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput
-from cotalk.run import write_atomically
 
 ATTENTION = "cotalk_packed"
 Tell = Callable[[int, int, float], None]  # step, of, mean loss of the step

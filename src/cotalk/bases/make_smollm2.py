@@ -24,7 +24,6 @@ import os
 import platform
 import shutil
 import time
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,10 +38,11 @@ from cotalk.base import Base, load_base, pick_device
 from cotalk.bases import problems as drawn
 from cotalk.bases.finetune import finetune, held_loss
 from cotalk.bases.problems import Problem, Tally
+from cotalk.bases.settings import read_settings
 from cotalk.bases.smollm2_card import card, measure
 from cotalk.bases.smollm2_text import KINDS, Row, Settings, shard
+from cotalk.disk import write_atomically
 from cotalk.errors import BadInput
-from cotalk.run import write_atomically
 from cotalk.study import cores
 from cotalk.view import ChatFormat
 
@@ -60,7 +60,7 @@ def make(
     gsm8k: str = "", until: float = math.inf, workers: int | None = None,
 ) -> bool:  # fmt: skip
     """`cotalk base smollm2`: makes the base and writes it to `out`. False: stopped by `until` (time.monotonic())."""
-    table = read_settings(settings or SETTINGS)
+    table = read_settings(settings or SETTINGS, SETTINGS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(
             f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out"
@@ -92,28 +92,6 @@ def make(
     shutil.rmtree(making)
     say(f"wrote {out}")
     return True
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """smollm2.toml, or another file of its shape."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(
-            f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {SETTINGS}"
-        ) from error
-    except ValueError as error:
-        raise BadInput(f"settings {path} is no TOML: {error}") from error
-    wanted = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
-    tables = [name for name in wanted if isinstance(wanted[name], dict)]
-    for name, inner in [("", wanted), *((name, wanted[name]) for name in tables)]:
-        given = table if not name else table.get(name, {})
-        if set(given) != set(inner):
-            raise BadInput(
-                f"settings {path}, {f'[{name}]' if name else 'the top'}: missing {sorted(set(inner) - set(given))}, "
-                f"unknown {sorted(set(given) - set(inner))}; expected the keys of {SETTINGS}"
-            )
-    return table
 
 
 # --- the model that it starts from ---

@@ -23,7 +23,6 @@ import multiprocessing
 import os
 import platform
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from torch.nn import functional as F
 
 import cotalk
 from cotalk.base import pick_device
+from cotalk.bases.settings import read_settings
 from cotalk.bases.tiny_card import card, measure
 from cotalk.bases.tiny_text import NUMBERS, Settings, shard, words
 from cotalk.errors import BadInput
@@ -56,34 +56,12 @@ Say = Callable[[str], None]
 
 def make(out: Path, settings: Path | None, device: str, console: Any) -> None:
     """`cotalk base tiny`: makes the base and writes it to `out`, telling the console how it goes."""
-    table = read_settings(settings or SETTINGS)
+    table = read_settings(settings or SETTINGS, SETTINGS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(
             f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out"
         )
     build(table, out, pick_device(device), lambda line: console.print(line, highlight=False, markup=False))
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """tiny.toml, or another file of its shape."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(
-            f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {SETTINGS}"
-        ) from error
-    except ValueError as error:
-        raise BadInput(f"settings {path} is no TOML: {error}") from error
-    wanted = tomllib.loads(SETTINGS.read_text(encoding="utf-8"))
-    for name, inner in [("", wanted), *((n, wanted[n]) for n in ("model", "training", "text"))]:
-        given = table if not name else table.get(name, {})
-        if set(given) != set(inner):
-            where = f"[{name}]" if name else "the top"
-            raise BadInput(
-                f"settings {path}, {where}: missing {sorted(set(inner) - set(given))}, unknown "
-                f"{sorted(set(given) - set(inner))}; expected the keys of {SETTINGS}"
-            )
-    return table
 
 
 def build(
