@@ -1,8 +1,9 @@
 """The whole talk-to-solve study on one GPU, from its parts: measured steps and evaluation, times their numbers.
 
 Base evaluations, 2 arms x 3 seeds x 80 steps, every evaluation and partner condition of studies/talk-to-solve.toml,
-random weights, every message forced to a length: about the published means, or the caps. One step of all six runs, one
-checkpoint of each and one round of evaluation are measured, and multiplied by how often the study does them.
+random weights, every message forced to a length: about the published means, or the caps. One step of all six runs, the
+last checkpoint of each and one round of evaluation are measured, and steps and rounds multiplied by how often the study
+does them. Earlier checkpoints are written by threads while the GPU works; what they take of the host is not in it.
 
     PYTHONPATH=src python bench/study.py --out results/bench/study.jsonl
 """
@@ -107,8 +108,7 @@ def main() -> None:
             gc.collect()
             torch.cuda.empty_cache()
             setup = step["load_seconds"] + max(0.0, step["first_step_seconds"] - step["seconds"])
-            checkpoints = steps / study.config.checkpoint_every * step["checkpoint_seconds"]
-            training = steps * step["seconds"] + checkpoints
+            training = steps * step["seconds"] + step["checkpoint_seconds"]  # the last; others meanwhile
             evaluation = chats * round_seconds / round_chats
             whole = (setup + training + evaluation) / 60
             found.append({
@@ -116,18 +116,17 @@ def main() -> None:
                 "round_chats": round_chats, "chats": chats, "minutes": whole, "setup_seconds": setup,
                 "training_minutes": training / 60, "evaluation_minutes": evaluation / 60,
             })  # fmt: skip
+            print(json.dumps({k: v for k, v in found[-1].items() if k != "step"}), flush=True)
+            if options.out:
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                options.out.write_text(
+                    json.dumps({**bench.about("study", options.shape), "parts": found}) + "\n"
+                )
             table.add_row(
                 f"{name}, {view}", f"{step['seconds']:.2f}", f"{training / 60:.1f}", f"{evaluation / 60:.1f}",
                 f"{setup:.0f}", f"{whole:.1f}", f"{PUBLISHED_MINUTES / whole:.0f}",
             )  # fmt: skip
     Console(width=130).print(table)
-    line = {
-        **bench.about("study", options.shape),
-        "parts": found,
-    }
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     PYTHONPATH=src python scripts/smollm2.py draw  --out problems.jsonl.gz
     PYTHONPATH=src python scripts/smollm2.py base  --out /tmp/run/base --start SmolLM2.gguf --rows problems.jsonl.gz
     PYTHONPATH=src python scripts/smollm2.py study --base /tmp/run/base --out /tmp/run/study
+    PYTHONPATH=src python scripts/smollm2.py study --base /tmp/run/base --out /tmp/run/methods --study smollm2-methods
     PYTHONPATH=src python scripts/smollm2.py study --base /tmp/run/base --out /tmp/run/gsm8k --gsm8k data/gsm8k
     PYTHONPATH=src python scripts/smollm2.py keep  /tmp/run/study results/smollm2
 
@@ -61,7 +62,7 @@ def base(arguments: argparse.Namespace) -> int:
 
 
 def study(arguments: argparse.Namespace) -> int:
-    found = the_study(arguments.base, arguments.gsm8k, arguments.set, arguments.seeds)
+    found = the_study(arguments.base, arguments.gsm8k, arguments.set, arguments.seeds, arguments.study)
     try:
         document = run_study(found, arguments.out, None, watch(found, until(arguments.minutes)))
     except TimeIsUp:
@@ -75,18 +76,22 @@ def study(arguments: argparse.Namespace) -> int:
 
 
 def the_study(
-    base: str, gsm8k: str = "", changes: tuple[str, ...] = (), seeds: tuple[int, ...] = ()
+    base: str,
+    gsm8k: str = "",
+    changes: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (),
+    name: str = "smollm2",
 ) -> Study:
-    """The package's study smollm2 on this base; with `gsm8k` (a directory) on the published 300 held-out problems."""
+    """A study of the package on this base; with `gsm8k` (a directory) on the published 300 held-out problems."""
     from cotalk.cli import parse_settings
 
     overrides: dict[str, Any] = {"base": base} | parse_settings(tuple(changes))
     if not gsm8k:
-        return read_study("smollm2", overrides, seeds or None)
+        return read_study(name, overrides, seeds or None)
     published = {"tasks": gsm8k, "rule": "published", "heldout_tasks": 300}
-    found = read_study("smollm2", published | overrides, seeds or None)
+    found = read_study(name, published | overrides, seeds or None)
     compare = tuple(pair for pair in found.compare if not any(name.endswith("_unseen") for name in pair))
-    return replace(found, name="smollm2-gsm8k", compare=compare, evaluate=replace(found.evaluate, unseen=0))
+    return replace(found, name=f"{name}-gsm8k", compare=compare, evaluate=replace(found.evaluate, unseen=0))
 
 
 def watch(found: Study, stop: float) -> Callable[[str, str, int, int, dict[str, Any]], None]:
@@ -151,6 +156,7 @@ def parser() -> argparse.ArgumentParser:
     one = command(study)
     one.add_argument("--base", required=True)
     one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--study", choices=("smollm2", "smollm2-methods"), default="smollm2")
     one.add_argument("--gsm8k", default="", help="GSM8K's directory: the published held-out problems instead")
     one.add_argument("--set", nargs="*", default=(), help="KEY=VALUE of the [run] table")
     one.add_argument("--seeds", nargs="*", type=int, default=())

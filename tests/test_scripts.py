@@ -6,12 +6,13 @@ import pytest
 
 from conftest import small_base
 from cotalk.chat import Player, Rules, Seating, converse
-from cotalk.deal import deal
+from cotalk.deal import Deal, deal
 from cotalk.engines import Table
 from cotalk.errors import BadInput
 from cotalk.puzzles import generate
-from cotalk.scripts import ORACLES, SCRIPTS, UNSEEN, script, solve, told
+from cotalk.scripts import ORACLES, SCRIPTS, UNSEEN, script, solve, told, with_perfect_sums
 from cotalk.stack import drive
+from cotalk.task import Task
 from cotalk.train import grade
 from cotalk.view import Line, Scene
 
@@ -107,3 +108,33 @@ def test_unseen_partners_are_scripts_that_no_methods_own_pool_holds():
 def test_an_unknown_script_is_refused():
     with pytest.raises(BadInput, match="script 'ters' is not known: expected one of silent, terse"):
         script("ters")
+
+
+def test_moody_tells_who_asks_more_often_than_not_and_never_without_being_asked():
+    told_when_asked = [SCRIPTS["moody"](Scene("B", "AB", d.hands["B"], d.task.question, (Line("A", "What do you know?"),), (), False)) for d in PUZZLES]  # fmt: skip
+    share = sum(said == " ".join(d.hands["B"]) for said, d in zip(told_when_asked, PUZZLES, strict=True)) / 60
+    assert 0.4 < share < 0.8
+    unasked = [SCRIPTS["moody"](Scene("B", "AB", d.hands["B"], d.task.question, (Line("A", "Hello!"),), (), False)) for d in PUZZLES]  # fmt: skip
+    assert not any(fact in said for said, d in zip(unasked, PUZZLES, strict=True) for fact in d.hands["B"])
+    assert len(set(unasked)) > 15
+
+
+def test_an_oracle_is_right_where_it_was_told_every_number_that_it_lacks_whatever_the_task():
+    dealt = Deal(
+        Task("t", "How many eggs in all?", "120", ("A box has 4 rows of 5 eggs.", "There are six boxes.")),
+        ("A box has 4 rows of 5 eggs.", "There are six boxes."),
+        "How many eggs in all?",
+        {"A": ("There are six boxes.",), "B": ("A box has 4 rows of 5 eggs.",)},
+    )
+    speak = with_perfect_sums(ORACLES["ask"], dealt, "A")
+
+    def answer(*heard: str) -> str:
+        lines = tuple(Line("B", words) for words in heard)
+        return speak(Scene("A", "AB", dealt.hands["A"], dealt.task.question, lines, (), True))
+
+    assert (
+        speak(Scene("A", "AB", dealt.hands["A"], dealt.task.question, (), (), False)) == "What do you know?"
+    )
+    assert answer("Four rows, 5 in each.") == "\\boxed{120}"
+    assert answer("4 rows.", "Ok.", "Of 5 eggs") == "\\boxed{120}"
+    assert "120" not in answer("There are 4 rows.") and "120" not in answer()

@@ -44,7 +44,7 @@ from cotalk.errors import BadInput, RunFailed
 from cotalk.lora import Stack
 from cotalk.partners import adapters_in, another_base, frozen, read_pool
 from cotalk.run import read_lines
-from cotalk.scripts import ORACLES, script
+from cotalk.scripts import ORACLES, script, with_perfect_sums
 from cotalk.stats import Floats, Rate
 from cotalk.train import Playing, grade
 from cotalk.view import ChatFormat
@@ -178,9 +178,14 @@ def play_oracle(
         )
 
     def seatings(name: str, split: str, deals: Sequence[Deal], chats: int) -> list[Seating]:
-        who = players.seat(stranger, stranger) | {"A": Player(name, script=ORACLES[name])}
+        met = players.seat(stranger, stranger)
         key = (0, "eval", f"oracle:{stranger}:{split}:{name}", 0, None)
-        return [Seating(deal, who, n, (*key, deal.task.id)) for deal in deals for n in range(chats)]
+        return [
+            Seating(deal, met | {"A": Player(name, script=oracle)}, n, (*key, deal.task.id))
+            for deal in deals
+            for oracle in (with_perfect_sums(ORACLES[name], deal, "A"),)
+            for n in range(chats)
+        ]
 
     trials = [seating for name in ORACLES for seating in seatings(name, "dev", dev, ORACLE_CHATS)]
     lines = yield from _played(matrix.config, trials, form, grader)

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from cotalk import causal, results
+from cotalk import causal, processes, results
 from cotalk.base import load_base, pick_device
 from cotalk.chat import Player
 from cotalk.checks import git_state
@@ -312,53 +312,29 @@ ORACLE = "oracle "  # before the name of a stranger: a row of scripted A
 # --- worker processes on a CPU -------------------------------------------------------------------------------
 
 
-WORKER_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    # glibc: keep freed blocks instead of giving them back and faulting them in again at every step
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
-}
-
-
 def _in_workers(
     study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
 ) -> dict[str, str]:
     """Shares the jobs out over single-thread processes; each takes the next one when it is free."""
-    context = multiprocessing.get_context("spawn")
+    context = processes.workers(__name__)
     owed, told = context.Queue(), context.Queue()
     for job in [*jobs, *[None] * workers]:
         owed.put(job)
-    processes = [
-        context.Process(target=_worker, args=(study, out, tasks, owed, told)) for _ in range(workers)
-    ]
+    started: list[Any] = []
     try:
-        _start(processes)
-        return _listen(processes, told, progress)
+        for _ in range(workers):
+            process = context.Process(target=_worker, args=(study, out, tasks, owed, told))
+            process.start()
+            started.append(process)
+        return _listen(started, told, progress)
     finally:
-        for process in processes:
-            if process.pid is not None:  # it was started
-                if process.is_alive():
-                    process.terminate()
-                process.join()
+        for process in started:
+            if process.is_alive():
+                process.terminate()
+            process.join()
         for line in (owed, told):  # what a stopped worker left in them is owed again
             line.close()
             line.cancel_join_thread()
-
-
-def _start(processes: Sequence[Any]) -> None:
-    """Starts workers in their own environment; this process's is as before."""
-    before = {name: os.environ.get(name) for name in WORKER_ENVIRONMENT}
-    os.environ.update(WORKER_ENVIRONMENT)
-    try:
-        for process in processes:
-            process.start()
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str, str]:

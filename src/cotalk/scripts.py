@@ -14,10 +14,13 @@ Left out: players with rates of their own (engines/scripted.py has `Habit`), and
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable
 
 from cotalk.chat import Script
+from cotalk.deal import Deal
 from cotalk.errors import BadInput
+from cotalk.numerals import numbers
 from cotalk.view import Scene
 
 LESS = re.compile(r"\b(?:gives away|loses|sells|fewer)\b")
@@ -25,6 +28,7 @@ NUMBER = re.compile(r"\d+")
 ANSWER = re.compile(r"boxed|\bMaybe\b")  # answers and guesses, which are no facts
 ASK, OTHER_ASK = "What do you know?", "What are your facts?"
 PLEASE = "Please use this."
+MOODS = (ASK, OTHER_ASK, "Ready.", "Ok.", "Hello!", "Let us start.", "I am here.")
 CHATTER = ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")
 
 
@@ -101,6 +105,18 @@ def slow(scene: Scene) -> str:
     return facts(scene) if own and asked(scene) else "Ready."
 
 
+def moody(scene: Scene) -> str:
+    """Tells its facts to who asks, six times in ten; else it chats, guesses any number, or asks (drawn by the chat)."""
+    if scene.last:
+        return solve(scene)
+    chat = "\n".join([*scene.facts, scene.question, *(line.words for line in scene.lines)])
+    drawn = zlib.crc32(chat.encode())
+    if asked(scene) and drawn % 10 < 6:
+        return facts(scene)
+    chatter = (f"Maybe {1 + drawn // 100 % 99}.", *MOODS)
+    return chatter[0] if drawn // 10 % 2 else chatter[drawn // 100 % len(chatter)]
+
+
 def liar(scene: Scene) -> str:
     """Tells its facts with another number in each."""
     if scene.last:
@@ -143,6 +159,7 @@ SCRIPTS: dict[str, Script] = {
     "on-request": on_request,
     "once": once,
     "slow": slow,
+    "moody": moody,
     "liar": liar,
     "guesser": guesser,
     "trader": trader,
@@ -172,6 +189,22 @@ def _says(*messages: Callable[[Scene], str]) -> Script:
         return messages[min(turn, len(messages) - 1)](scene)
 
     return speak
+
+
+def with_perfect_sums(speak: Script, deal: Deal, seat: str) -> Script:
+    """The same talk, and the right answer wherever the seat was told every number that only its partners hold.
+
+    So a ceiling is one of talking, on any task: reading and reckoning never fail.
+    """
+    own = numbers(" ".join((*deal.hands[seat], deal.task.question)))
+    needed = {n for other, hand in deal.hands.items() if other != seat for n in numbers(" ".join(hand))}
+
+    def answer(scene: Scene) -> str:
+        heard = {n for line in scene.lines if line.speaker is not None for n in numbers(line.words)}
+        informed = scene.last and needed - set(own) <= heard
+        return f"\\boxed{{{deal.task.gold}}}" if informed else speak(scene)
+
+    return answer
 
 
 def _ask(scene: Scene) -> str:

@@ -157,21 +157,25 @@ class Masters:
     @torch.no_grad()
     def add_gradients(self) -> None:
         """Adds the weights' gradients to the masters', and forgets them."""
-        for name, weight in self.weights.items():
-            master = self.masters[name]
-            if master is weight or weight.grad is None:
-                continue
+        pairs = [(w, m) for w, m in self.apart if w.grad is not None]
+        for _, master in pairs:
             if master.grad is None:
-                master.grad = weight.grad.float()
-            else:
-                master.grad += weight.grad
+                master.grad = torch.zeros_like(master)
+        if pairs:
+            into: Any = [m.grad for _, m in pairs]
+            torch._foreach_add_(into, [w.grad.float() for w, _ in pairs])  # type: ignore[misc, union-attr]
+        for weight, _ in pairs:
             weight.grad = None
 
     @torch.no_grad()
     def write_back(self) -> None:
-        for name, weight in self.weights.items():
-            if self.masters[name] is not weight:
-                weight.copy_(self.masters[name])
+        if self.apart:
+            torch._foreach_copy_([w for w, _ in self.apart], [m for _, m in self.apart])
+
+    @property
+    def apart(self) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        """(weight, its master) where they are two tensors."""
+        return [(w, self.masters[name]) for name, w in self.weights.items() if self.masters[name] is not w]
 
 
 def optimisers(masters: Mapping[str, torch.nn.Parameter], table: Mapping[str, Any]) -> list[Any]:
@@ -218,6 +222,7 @@ def finetune(
     named = fingerprint(rows, table)
     step = load_state(state, masters, chosen, named) if state else 0
     model.train()
+    last: tuple[int, torch.Tensor] | None = None  # told while the device works on the next step
     with _packed(model), _deterministic(device):
         while step < min(total, steps or total):
             if time.monotonic() > until and state:
@@ -228,7 +233,12 @@ def finetune(
             share = rate(step, total, table["warmup"])
             for group, peak in zip((g for o in chosen for g in o.param_groups), peaks, strict=True):
                 group["lr"] = peak * share
-            tell(step, total, _update(model, masters, chosen, batch, table, device))
+            loss = _update(model, masters, chosen, batch, table, device)
+            if last:
+                tell(last[0], total, float(last[1]))
+            last = step, loss
+    if last:
+        tell(last[0], total, float(last[1]))
     model.eval()
     if state:
         state.unlink(missing_ok=True)
@@ -238,8 +248,8 @@ def finetune(
 def _update(
     model: Any, masters: Masters, chosen: Sequence[Any], batch: Sequence[Row], table: Mapping[str, Any],
     device: torch.device,
-) -> float:  # fmt: skip
-    """One step on these rows: their mean loss, which is returned."""
+) -> torch.Tensor:  # fmt: skip
+    """One step on these rows: their mean loss (a scalar on the device), which is returned."""
     learned = learned_in(batch)
     summed = torch.zeros((), device=device)
     for some in passes(batch, table["tokens"]):
@@ -252,7 +262,7 @@ def _update(
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
     masters.write_back()
-    return float(summed)
+    return summed
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import hashlib
 import importlib.util
 import json
 import math
-import multiprocessing
 import os
 import platform
 import shutil
@@ -34,6 +33,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import cotalk
+from cotalk import processes
 from cotalk.base import Base, load_base, pick_device
 from cotalk.bases import problems as drawn
 from cotalk.bases.finetune import finetune, held_loss
@@ -226,9 +226,7 @@ def write_text(
     if workers < 2 or len(jobs) < 2:
         found = [shard(text, form, *job) for job in jobs]
     else:
-        with multiprocessing.get_context("spawn").Pool(
-            min(workers, len(jobs)), _remember, (text, form)
-        ) as pool:
+        with processes.workers(__name__).Pool(min(workers, len(jobs)), _remember, (text, form)) as pool:
             found = pool.map(_shard, jobs, chunksize=1)
     rows = [row for some, _ in found for row in some]
     say(f"text: {len(rows):,} rows")
@@ -239,7 +237,6 @@ _state: dict[str, tuple[Settings, ChatFormat]] = {}  # of a worker process
 
 
 def _remember(text: Settings, form: ChatFormat) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one thread
     torch.set_num_threads(1)
     _state["arguments"] = (text, form)
 

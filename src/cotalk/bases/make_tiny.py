@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import platform
 import time
@@ -32,6 +31,7 @@ import torch
 from torch.nn import functional as F
 
 import cotalk
+from cotalk import processes
 from cotalk.base import pick_device
 from cotalk.bases.settings import read_settings
 from cotalk.bases.tiny_card import card, measure
@@ -170,8 +170,7 @@ def _shards(settings: Settings, form: ChatFormat, shards: int, workers: int) -> 
     if workers < 2:
         yield from (_arrays(*state, number) for number in range(shards))
         return
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, initializer=_remember, initargs=state) as pool:
+    with processes.workers(__name__).Pool(workers, initializer=_remember, initargs=state) as pool:
         yield from pool.imap(_remembered_arrays, range(shards))
 
 
@@ -179,7 +178,6 @@ _state: dict[str, tuple] = {}  # of a worker process
 
 
 def _remember(*state: Any) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one thread
     torch.set_num_threads(1)
     _state["arguments"] = state
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import multiprocessing
 import os
 import re
 from collections import Counter
@@ -30,6 +29,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from cotalk import processes
 from cotalk.checks import overlap
 from cotalk.deal import CannotDeal, cut, deal
 from cotalk.errors import BadInput
@@ -188,7 +188,7 @@ def _in_processes(keep: Callable[[int], Any], count: int, workers: int) -> Itera
     if workers < 2 or count < CHUNK:
         yield from map(keep, range(count))
         return
-    with multiprocessing.get_context("spawn").Pool(min(workers, 1 + 2 * count // CHUNK)) as pool:
+    with processes.workers(__name__).Pool(min(workers, 1 + 2 * count // CHUNK)) as pool:
         # enough for any share kept: what is not asked for is not waited for
         yield from pool.imap(keep, range(4 + 4 * count // CHUNK))
 

@@ -1,0 +1,58 @@
+"""Where worker processes come from: one server that has imported what they need, and forks them.
+
+`spawn` would let every worker import torch and transformers for itself, and waits for each that is handed more than a
+pipe holds: 32 workers took five minutes to start on a machine with slow cores. The server runs no torch operation and
+never touches a GPU, so that forking it is safe.
+
+    with workers("cotalk.bases.problems").Pool(8) as pool: ...
+
+Left out: what workers do (jobs.py, bases/).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext, SpawnContext
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # glibc: keep freed blocks instead of giving them back and faulting them in again at every step
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
+}
+
+
+def workers(imports: str) -> ForkServerContext | SpawnContext:
+    """A multiprocessing context whose processes have the module `imports` imported, with one thread each.
+
+    They have this process's environment as it was at the first call, and ENVIRONMENT.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload([imports])
+    with _environment():
+        from multiprocessing.forkserver import ensure_running
+
+        ensure_running()
+    return found
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """ENVIRONMENT, for what is started inside; this process's own is as before."""
+    before = {name: os.environ.get(name) for name in ENVIRONMENT}
+    os.environ.update(ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
