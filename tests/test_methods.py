@@ -24,6 +24,7 @@ from cotalk.methods import (
     Mixed,
     MixedPublished,
     RAFTPublished,
+    informed,
     method,
     pool_of,
 )
@@ -343,17 +344,17 @@ def test_leave_one_out_pays_a_message_what_is_lost_without_it():
 
 
 def test_a_host_is_paid_its_own_answer_first_and_a_part_of_its_guests():
-    # A learns, B is a stranger. A's own 1, 0; B's 0, 1 at .3: worth 1, .3 at turn 0; its answer: its own, 1, 0
+    # A learns, B is a stranger. A's own 1, 0; B's 0, 1 at .1: worth 1, .1 at turn 0; its answer: its own, 1, 0
     group = seats_group((1, 0), (0, 1), learners="A")
     Host(Config()).credit(group)
-    assert credits(group) == [[0.35, None, 0.5, None], [-0.35, None, -0.5, None]]
+    assert credits(group) == [[0.45, None, 0.5, None], [-0.45, None, -0.5, None]]
 
 
 def test_a_host_in_the_last_seat_is_paid_its_guest_only_up_to_the_guests_answer():
-    # B learns, A is a stranger who answers at turn 2. Turn 1: B's own + .3 x A's: 1.3, 0; turn 3: B's own: 1, 0
+    # B learns, A is a stranger who answers at turn 2. Turn 1: B's own + .1 x A's: 1.1, 0; turn 3: B's own: 1, 0
     group = seats_group((1, 1), (0, 0), learners="B")
     Host(Config()).credit(group)
-    assert credits(group) == [[None, 0.65, None, 0.5], [None, -0.65, None, -0.5]]
+    assert credits(group) == [[None, 0.55, None, 0.5], [None, -0.55, None, -0.5]]
 
 
 def test_among_learners_a_host_is_paid_as_later_pays():
@@ -361,6 +362,20 @@ def test_among_learners_a_host_is_paid_as_later_pays():
     Host(Config()).credit(ours)
     GRPO(Config(paid="later")).credit(theirs)
     assert credits(ours) == credits(theirs)
+
+
+def test_a_hosts_answer_is_compared_with_those_of_chats_that_had_heard_as_much():
+    # told and right 1, told and wrong 0: +-.5; not told, so wrong: 0 and not -.33 (the mean of all three is .33)
+    group = seats_group((1, 0), (0, 0), (0, 0), learners="A")
+    lacks = group.deal.lacks("A")
+    assert lacks
+    for chat, told in zip(group.chats, (True, True, False), strict=True):
+        chat.messages[1].said = " ".join(map(str, lacks)) if told else "Maybe."
+    assert [informed(chat, chat.messages[2]) for chat in group.chats] == [True, True, False]
+    assert not any(informed(chat, chat.messages[0]) for chat in group.chats)
+    Host(Config()).credit(group)
+    assert [chat.messages[2].credit for chat in group.chats] == [0.5, -0.5, 0.0]
+    assert [chat.messages[0].credit for chat in group.chats] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
 # --- defaults, pools ---
@@ -372,7 +387,7 @@ def test_the_defaults_are_the_ones_that_were_tested():
     assert (config.round_chats, config.most_chats, config.samples) == (8, 32, 0)
     assert (config.replay_share, config.replay_by) == (0.5, "nothing")
     assert (config.pool, config.snapshot_every, config.symmetries) == ("", 20, "")
-    assert Mixed.POOL == "self, base" and Host.HELP == 0.3 and AdaPublished.ROUNDS == 3
+    assert Mixed.POOL == "self, base" and Host.HELP == 0.1 and AdaPublished.ROUNDS == 3
 
 
 def test_a_methods_own_pool_gives_way_to_the_configs():

@@ -20,11 +20,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from cotalk.errors import BadInput
-from cotalk.numerals import has_number, numbers
+from cotalk.numerals import has_number, numbers, values
 from cotalk.task import Task, endless, for_seats, load, split_names
 
 __all__ = [
@@ -74,6 +75,11 @@ class Deal:
     def text(self) -> str:
         """Facts and question in a row, white space made equal: the same text is the same problem."""
         return " ".join(" ".join((*self.facts, self.question)).split())
+
+    def lacks(self, seat: str) -> frozenset[Fraction]:
+        """The numbers that its partners hold, and neither its own hand nor the question."""
+        others = values(fact for other, hand in self.hands.items() if other != seat for fact in hand)
+        return others - values((*self.hands[seat], self.question))
 
 
 # --- cutting ---------------------------------------------------------------------------------------

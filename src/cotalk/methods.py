@@ -25,6 +25,7 @@ from cotalk.chat import BASE, Chat, Message, Player
 from cotalk.config import Config
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
+from cotalk.numerals import values
 from cotalk.partners import Cast, Entry, read_pool, seated, strangers
 from cotalk.task import from_file
 
@@ -91,6 +92,12 @@ def later(chat: Chat, message: Message) -> float:
     return sum(chat.rewards[seat] for seat in due(chat, message.turn)) / len(chat.rules.seats)
 
 
+def informed(chat: Chat, message: Message) -> bool:
+    """Whether the seat had, before this message, heard every number that only its partners hold."""
+    said = (m.said for m in chat.messages[: message.turn] if m.seat != message.seat)
+    return chat.deal.lacks(message.seat) <= values(said)
+
+
 def due(chat: Chat, turn: int) -> list[str]:
     """The seats that answer at this turn or after it."""
     return [seat for seat in chat.rules.seats if chat.rules.order.rindex(seat) >= turn]
@@ -100,16 +107,18 @@ PAID: dict[str, Worth] = {"team": team, "own": own, "later": later}
 
 
 def fill(
-    chats: Sequence[Chat], worth: Worth = team, scaled: bool = False, baseline: Sequence[Chat] = ()
-) -> None:
+    chats: Sequence[Chat], worth: Worth = team, scaled: bool = False, baseline: Sequence[Chat] = (),
+    alike: Callable[[Chat, Message], object] = lambda *_: True,
+) -> None:  # fmt: skip
     """Credit of every learner's message = its worth less the mean worth, at its turn, of the `baseline` chats.
 
     scaled: divided by the standard deviation of those (n - 1 below it, as TRL has it) plus 1e-4. baseline: all that
-    were drawn, where not all of them train; `chats` if not given.
+    were drawn, where not all of them train; `chats` if not given. alike: only the chats where this is the same count.
     """
     for chat in chats:
         for message in chat.messages:
-            pool = [worth(each, message) for each in baseline or chats]
+            same = [each for each in baseline or chats if alike(each, message) == alike(chat, message)]
+            pool = [worth(each, message) for each in same]
             message.credit = advantage(worth(chat, message), pool, scaled) if message.learns else None
 
 
@@ -363,15 +372,18 @@ class Host(GRPO):
     Formula: the group's partner is drawn once from the pool, with a seat for it, so that all its chats met the same
     strangers. Among learners, a message is paid the answers at or after its turn (`later`). At a table with a
     stranger, a learner's answer is paid itself, and a message before it the learner's *own* answer and HELP times those
-    of the strangers that are still to come. Credit = worth less the mean worth of the group at that seat and turn.
+    of the strangers that are still to come. Credit = worth less the mean worth, at that seat and turn, of the group's
+    chats in which the seat had heard as much (all the numbers that it lacks, or not): an answer that could not be right
+    is compared with its like only, and neither blamed for what it was not told nor praised for what it was.
     Paper: Other-Play (2003.02979), Fictitious Co-Play (2110.08176) for the pool; per-seat, per-turn groups AT-GRPO
-    (2510.11062); what is paid to a host is ours.
+    (2510.11062); a baseline may depend on all that came before the action (Williams 1992). What is paid is ours.
     Assumes: the pool holds partners that must be asked. As shipped, guests sit in seat B: A is the host.
-    Fails: a stranger that tells only who has told first (`script:trader`); guests' tables train one seat only.
+    Fails: a stranger that tells only who has told first (`script:trader`); guests' tables train one seat only; facts
+    without numbers are not seen (all chats of a group are then compared).
     """
 
-    POOL = "self*3, B=base*2, B=script:once*3"
-    HELP = 0.3
+    POOL = "self*3, B=base*3, B=script:once*2, B=script:moody*2"
+    HELP = 0.1
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -381,7 +393,7 @@ class Host(GRPO):
         return seated(cast, self.seed, group.step, group.deal.task.id)
 
     def credit(self, group: Group) -> None:
-        fill(group.chats, self.paid_to_a_host, self.scaled)
+        fill(group.chats, self.paid_to_a_host, self.scaled, alike=informed)
 
     def paid_to_a_host(self, chat: Chat, message: Message) -> float:
         if not strangers(chat.players):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 
 MAX_DIGITS = 40  # a longer run of digits is no number of a word problem
 
@@ -99,6 +100,16 @@ def numbers(text: str) -> list[Fraction]:
     tidy = " ".join(text.translate(TIDY).split())
     tidy = GLYPH.sub(lambda found: f" {GLYPHS[found[1] or found[2]]}", tidy)
     return [value for match in NUMBER.finditer(tidy) for value in _values(match, tidy)]
+
+
+def values(texts: Iterable[str]) -> frozenset[Fraction]:
+    """The numbers that stand in any of these texts."""
+    return frozenset().union(*map(_in_one, texts))
+
+
+@lru_cache(maxsize=1 << 14)
+def _in_one(text: str) -> frozenset[Fraction]:
+    return frozenset(numbers(text))
 
 
 def located(text: str) -> list[tuple[int, int, list[Fraction]]]:

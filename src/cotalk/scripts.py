@@ -20,7 +20,7 @@ from collections.abc import Callable
 from cotalk.chat import Script
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
-from cotalk.numerals import numbers
+from cotalk.numerals import values
 from cotalk.view import Scene
 
 LESS = re.compile(r"\b(?:gives away|loses|sells|fewer)\b")
@@ -29,7 +29,7 @@ ANSWER = re.compile(r"boxed|\bMaybe\b")  # answers and guesses, which are no fac
 ASK, OTHER_ASK = "What do you know?", "What are your facts?"
 PLEASE = "Please use this."
 MOODS = (ASK, OTHER_ASK, "Ready.", "Ok.", "Hello!", "Let us start.", "I am here.")
-CHATTER = ("Maybe 50.", "Ready.", "Ok.", "Maybe 20.")
+CHATTER = ("Ready.", "Ok.", "Let us start.")
 
 
 def facts(scene: Scene) -> str:
@@ -49,6 +49,13 @@ def asked(scene: Scene) -> bool:
     """Whether the last line heard asks."""
     heard = [line.words for line in scene.lines if line.speaker is not None]
     return bool(heard) and "?" in heard[-1]
+
+
+def _drawn(scene: Scene) -> int:
+    """A number that looks drawn, and is the same for the same chat."""
+    return zlib.crc32(
+        "\n".join([*scene.facts, scene.question, *(line.words for line in scene.lines)]).encode()
+    )
 
 
 def sent(scene: Scene) -> bool:
@@ -89,12 +96,13 @@ def on_request(scene: Scene) -> str:
 
 
 def once(scene: Scene) -> str:
-    """Tells its facts to who asks, once; before and after that it guesses or chats (which of them: by its facts)."""
+    """Tells its facts to who asks, once; else it guesses any number, or chats (drawn by the chat)."""
     if scene.last:
         return solve(scene)
     if asked(scene) and not sent(scene):
         return facts(scene)
-    return CHATTER[len(facts(scene) + scene.question) % len(CHATTER)]
+    drawn = _drawn(scene)
+    return CHATTER[drawn // 100 % len(CHATTER)] if drawn % 4 == 0 else f"Maybe {1 + drawn // 100 % 99}."
 
 
 def slow(scene: Scene) -> str:
@@ -109,8 +117,7 @@ def moody(scene: Scene) -> str:
     """Tells its facts to who asks, six times in ten; else it chats, guesses any number, or asks (drawn by the chat)."""
     if scene.last:
         return solve(scene)
-    chat = "\n".join([*scene.facts, scene.question, *(line.words for line in scene.lines)])
-    drawn = zlib.crc32(chat.encode())
+    drawn = _drawn(scene)
     if asked(scene) and drawn % 10 < 6:
         return facts(scene)
     chatter = (f"Maybe {1 + drawn // 100 % 99}.", *MOODS)
@@ -196,13 +203,11 @@ def with_perfect_sums(speak: Script, deal: Deal, seat: str) -> Script:
 
     So a ceiling is one of talking, on any task: reading and reckoning never fail.
     """
-    own = numbers(" ".join((*deal.hands[seat], deal.task.question)))
-    needed = {n for other, hand in deal.hands.items() if other != seat for n in numbers(" ".join(hand))}
+    lacks = deal.lacks(seat)
 
     def answer(scene: Scene) -> str:
-        heard = {n for line in scene.lines if line.speaker is not None for n in numbers(line.words)}
-        informed = scene.last and needed - set(own) <= heard
-        return f"\\boxed{{{deal.task.gold}}}" if informed else speak(scene)
+        heard = values(line.words for line in scene.lines if line.speaker is not None)
+        return f"\\boxed{{{deal.gold}}}" if scene.last and lacks <= heard else speak(scene)
 
     return answer
 
