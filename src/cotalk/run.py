@@ -270,9 +270,9 @@ def learner_tensors(learner: Learner) -> dict[str, torch.Tensor]:
     tensors = {}
     for place, k in enumerate(sorted(learner.optimisers)):
         for name, parameter in learner.stack.parameters(k).items():
-            tensors[f"{place}.{name}"] = parameter.detach().cpu().clone()
+            tensors[f"{place}.{name}"] = parameter.detach().to("cpu", copy=True)
             for moment, value in learner.optimisers[k].state[parameter].items():
-                tensors[f"{place}.{name}.{moment}"] = torch.as_tensor(value).detach().cpu().clone()
+                tensors[f"{place}.{name}.{moment}"] = torch.as_tensor(value).detach().to("cpu", copy=True)
     return tensors
 
 
