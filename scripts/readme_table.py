@@ -1,4 +1,4 @@
-"""Writes the README's table from a study's results.json, between the two marks that stand there.
+"""Writes the README's table of a study from its results.json, between the two marks that bear the directory's name.
 
 python scripts/readme_table.py results/quickstart/results.json README.md
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 from cotalk import results
 from cotalk.stats import Rate
 
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 SHOWN = ("base_closed", "base_open", "trained_closed", "trained_open", "trained_a_base_b", "base_a_trained_b",
          "skyline", "floor")  # fmt: skip
 TALK = ("sends", "uses")
@@ -42,9 +41,10 @@ def table(document: results.Json) -> str:
 def main() -> None:
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
     text = target.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    made = f"{before}{BEGIN}\n{table(results.read(source))}\n{END}{after}"
+    begin, end = (f"<!-- {source.parent.name}: {edge} -->" for edge in ("begin", "end"))
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    made = f"{before}{begin}\n{table(results.read(source))}\n{end}{after}"
     target.write_text(made, encoding="utf-8")
 
 
