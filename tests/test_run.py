@@ -21,7 +21,7 @@ from conftest import small_model
 from cotalk import run as run_module
 from cotalk.config import Config
 from cotalk.disk import write_atomically
-from cotalk.errors import BadInput, RunFailed
+from cotalk.errors import BadInput, DiskFailed, RunFailed
 from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.run import RunDirectory, learner_tensors, locked, read_lines
@@ -317,7 +317,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "deep" / "file"
     write_atomically(path, "first")
     monkeypatch.setattr(run_module.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskFailed, match="file could not be written: disk full"):
         write_atomically(path, "second")
     assert path.read_text() == "first"
 
