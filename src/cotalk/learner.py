@@ -115,9 +115,13 @@ class Learner:
         parameters = {k: list(self.stack.parameters(k).values()) for k in moved}
         clip = self.config.clip or float("inf")
         norms = {k: torch.nn.utils.clip_grad_norm_(parameters[k], clip).item() for k in moved}
-        wrong = [f"the norm of adapter {k}'s gradient is {n}" for k, n in norms.items() if not math.isfinite(n)]
+        wrong = [
+            f"the norm of adapter {k}'s gradient is {n}" for k, n in norms.items() if not math.isfinite(n)
+        ]
         if spoilt := sum(int((~gap.isfinite()).sum()) for gap in gaps):
-            wrong.insert(0, f"the log-probabilities of {spoilt} tokens are not finite under the trained model")
+            wrong.insert(
+                0, f"the log-probabilities of {spoilt} tokens are not finite under the trained model"
+            )
         if wrong:
             for k in moved:
                 self.optimisers[k].zero_grad(set_to_none=True)

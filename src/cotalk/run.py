@@ -78,12 +78,12 @@ def locked(directory: Path) -> Iterator[None]:
         with writing(directory / ".lock"):
             directory.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-    except Timeout as error:
+    except DiskFailed as error:
+        if not isinstance(error.__cause__, Timeout):
+            raise BadInput(str(error)) from error
         raise BadInput(
             f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out"
         ) from error
-    except DiskFailed as error:
-        raise BadInput(str(error)) from error
     try:
         owner = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         write_atomically(directory / ".lock.json", json.dumps(owner) + "\n")
@@ -127,9 +127,12 @@ class RunDirectory:
 
     # --- config ---
 
-    def begin(self, config: Config) -> None:
-        """Writes the config, or, when the run was begun before, refuses another one."""
-        path = self.path / "config.toml"
+    def begin(self, config: Config, force: bool = False) -> str:
+        """Writes the config, or, when the run was begun before, refuses another one with what differs.
+
+        force: sets all of that run aside, and begins again. Returns what was done so, in words.
+        """
+        path, told = self.path / "config.toml", ""
         if path.is_file():
             try:
                 before = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -137,13 +140,18 @@ class RunDirectory:
                 raise BadInput(
                     f"{path} is not TOML ({error}): expected a run's config. Use another --out"
                 ) from error
-            if differ := differences(Config().as_dict() | before, config.as_dict()):
-                raise BadInput(
-                    f"{self.path} holds a run with another config: {'; '.join(differ)}. Use another --out, or --force "
-                    "to set that run aside and begin again"
-                )
-            return
+            differ = differences(Config().as_dict() | before, config.as_dict())
+            if not differ:
+                return ""
+            told = f"{self.path} holds a run with another config: {'; '.join(differ)}"
+            if not force:
+                raise BadInput(f"{told}. Use another --out, or --force to set that run aside and begin again")
+            old = [
+                p for p in sorted(self.path.iterdir()) if p.name not in (".lock", ".lock.json", "set-aside")
+            ]
+            told += f". All of it is in {set_aside(self.path, old)} now; begins again"
         write_atomically(path, "# the resolved config of this run\n" + toml_table(config.as_dict()))
+        return told
 
     # --- lines ---
 
@@ -225,9 +233,14 @@ class RunDirectory:
         for chat in chats:
             for m in chat.messages:
                 about = {"task": chat.deal.task.id, "chat": chat.number, "seat": m.seat, "turn": m.turn}
-                text = {"said": m.said, "heard": m.heard, "reward": _word(chat.reward), "credit": _word(m.credit)}
-                numbers = {"prompt": m.prompt, "ids": m.ids, "logprobs": [_word(p) for p in m.logprobs]}
-                lines.append("  " + json.dumps(about | text | numbers))
+                said = {
+                    "said": m.said,
+                    "heard": m.heard,
+                    "reward": _word(chat.reward),
+                    "credit": _word(m.credit),
+                }
+                told = {"prompt": m.prompt, "ids": m.ids, "logprobs": [_word(p) for p in m.logprobs]}
+                lines.append("  " + json.dumps(about | said | told))
         head = json.dumps({"step": step, "reason": reason}, indent=1)[:-2]
         text = head + ',\n "messages": [\n' + ",\n".join(lines) + "\n ]\n}\n"
         write_atomically(self._dropped(step), text)
@@ -333,7 +346,9 @@ class RunDirectory:
                 "To begin again from step 0, remove that run's directory"
             )
         if told:
-            warnings.warn(f"{self.path}: damaged: {'; '.join(told)}; goes on from step {step or 0}", stacklevel=3)
+            warnings.warn(
+                f"{self.path}: damaged: {'; '.join(told)}; goes on from step {step or 0}", stacklevel=3
+            )
 
     def _checkpoint(self, step: int, name: str = "step") -> Path:
         return self.path / "checkpoints" / f"{name}-{step:06d}.safetensors"
@@ -359,6 +374,18 @@ class RunDirectory:
     def fail(self, reason: str) -> None:
         """Says why the run, or its evaluation, could not go on."""
         write_atomically(self.path / "failed.json", json.dumps({"reason": reason}, indent=2) + "\n")
+
+
+def set_aside(directory: Path, files: Iterable[Path]) -> Path:
+    """Moves files of a directory to where nothing reads them, set-aside/1 or the next free number; returns that."""
+    taken = [int(path.name) for path in (directory / "set-aside").glob("*") if path.name.isdigit()]
+    to = directory / "set-aside" / str(max(taken, default=0) + 1)
+    for path in files:
+        there = to / path.relative_to(directory)
+        with writing(there):
+            there.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, there)
+    return to
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") -> list[str]:
