@@ -240,8 +240,8 @@ class Kill(BaseException):
 class Moments:
     """Counts moments by their kind, in all processes that are forked from here, and asks for a kill in one of them.
 
-    generating: an engine call. line: half of a line of a run's JSONL file. checkpoint: an operation on one (opened, half
-    written, before the sync, before the rename, before an old one goes). between: an operation on any other file.
+    generating: an engine call. line: half of a line of a run's JSONL file. checkpoint: an operation on one (opened,
+    half written, before the sync, before the rename, before an old one goes). between: one on any other file.
     """
 
     def __init__(self, kind: str, at: int):

@@ -1,7 +1,7 @@
 """The real command line, stopped: by kill -9 at any moment, by Ctrl-C, by SIGTERM. The same command goes on.
 
-The study has every kind of file: arms of which one has an adapter a seat and one guests from a pool with snapshots,
-dev looks, greedy and repeated passes, knock-outs, a cross-play matrix, comparisons.
+All that a study leaves is compared but its times: in results.json `created`, and of `cost` the seconds and workers; in
+metrics.jsonl `seconds`; and report.html, which tells them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from faults import KINDS, Commands, Started
-from toy import SETTINGS, everything, toy_base, toy_grader, toy_tasks
+from toy import SETTINGS, differing, everything, left, toy_base, toy_grader, toy_study, toy_tasks
 
-VOLATILE = ("created", "cost")  # of results.json; of cost, all that is no time is compared
 STEPS = 4
 
 
@@ -33,47 +32,11 @@ def commands() -> Iterator[Commands]:
 
 @pytest.fixture(scope="module")
 def toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("study")
-    settings = SETTINGS | dict(
-        base=str(toy_base(path / "base")), tasks=str(toy_tasks(path / "tasks.jsonl")), device="cpu", steps=STEPS,
-        grade=toy_grader(path / "grader.py"), message_tokens=3, answer_tokens=4, problems=1, heldout_tasks=2,
-        dev_tasks=1, snapshot_every=2, chats=4,
-    )  # fmt: skip
-    run = "\n".join(f"{k} = {json.dumps(v)}" for k, v in settings.items())
-    (path / "toy.toml").write_text(
-        f"seeds = [17]\n[run]\n{run}\n[arms.open]\nmethod = 'mixed'\npool = 'self, snapshots'\n"
-        "[arms.closed]\nchannel = 'closed'\nadapters = 'per_seat'\n"
-        "[evaluate]\nchats = 1\nrepeats = 2\ntrained_repeats = 1\npartners = false\ncausal = ['nothing']\ncross = 1\n"
-        "[[compare]]\na = 'trained_open'\nb = 'trained_closed'\n"
-    )
-    return path / "toy.toml"
+    return toy_study(tmp_path_factory.mktemp("study"), steps=STEPS)
 
 
 def arguments(toml: Path, out: Path, workers: int = 1) -> list[str]:
     return ["study", str(toml), "--out", str(out), "--workers", str(workers)]
-
-
-def left(out: Path) -> dict[str, Any]:
-    """All that a study leaves behind, without the times."""
-    runs = {p.name: everything(p) for p in sorted((out / "runs").iterdir())}
-    folders = ("scores", "cross", "outcomes")
-    files = {
-        str(p.relative_to(out)): p.read_bytes() for f in folders for p in (out / f).rglob("*") if p.is_file()
-    }
-    document = json.loads((out / "results.json").read_text())
-    cost = {k: v for k, v in document["cost"].items() if "seconds" not in k and k != "workers"}
-    results = {k: v for k, v in document.items() if k not in VOLATILE} | {"cost": cost}
-    return {"runs": runs, "files": files, "results": results, "study": (out / "study.toml").read_text()}
-
-
-def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    found = []
-    for key in sorted({*a, *b}):
-        if isinstance(a.get(key), dict) and isinstance(b.get(key), dict):
-            found += [f"{key}/{part}" for part in differing(a[key], b[key])]
-        elif a.get(key) != b.get(key):
-            found.append(key)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +59,9 @@ def goes_on(commands: Commands, toml: Path, out: Path, expected: dict[str, Any],
     assert differing(left(out), expected) == []
 
 
-RANDOM = random.Random(8)  # which moments: the same in every call of the tests
-KILLS = [(kind, RANDOM.random()) for kind in KINDS for _ in range(4)] + [
-    ("by the clock", RANDOM.random()) for _ in range(4)
-]
+RANDOM = random.Random(int(os.environ.get("COTALK_KILL_SEED", "8")))  # other moments: another number
+EACH = 4
+KILLS = [(kind, (i + RANDOM.random()) / EACH) for kind in (*KINDS, "by the clock") for i in range(EACH)]
 
 
 @pytest.mark.slow
@@ -112,7 +74,8 @@ def test_a_study_killed_at_a_random_moment_goes_on_to_the_same_bits(
     out = tmp_path / "out"
     if kind == "by the clock":
         started = commands.start(*arguments(toml, out, 2), log=tmp_path / "log")
-        time.sleep(0.9 * share * seconds / 2)
+        end = time.monotonic() + share * seconds / 2
+        started.wait_for(lambda: time.monotonic() > end or (out / "results.json").exists())
         started.signal(signal.SIGKILL, group=True)
     else:
         at = 1 + int(share * moments[kind])

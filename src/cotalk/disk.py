@@ -70,6 +70,6 @@ def _told(error: OSError, path: Path) -> str:
         with suppress(OSError):
             why += f", {shutil.disk_usage(path.parent).free / 2**20:,.0f} MiB free"
     return (
-        f"{path} could not be written: {why}. What was finished is on disk: {remedy}, and the same command goes on "
-        "(or use another --out)"
+        f"{path} could not be written: {why}. What was finished stays as it was: {remedy}, and the same command goes "
+        "on (or use another --out)"
     )

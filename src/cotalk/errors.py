@@ -28,4 +28,4 @@ class NotFinite(RunFailed):
 
 
 class Stopped(SystemExit):
-    """A signal asked for the end: raised where runs wait, so that they write a checkpoint. The code is the exit code."""
+    """A signal asked for the end: raised where runs wait, so that they write a checkpoint. code: the exit code."""

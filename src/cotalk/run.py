@@ -73,24 +73,25 @@ def locked(directory: Path) -> Iterator[None]:
     Raises BadInput, with the other's process id and host, when somebody works there already, and when nothing can be
     written there.
     """
-    lock = FileLock(directory / ".lock", timeout=0)
+    lock, owned = FileLock(directory / ".lock", timeout=0), directory / ".lock.json"
+    owner = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     try:
         with writing(directory / ".lock"):
             directory.mkdir(parents=True, exist_ok=True)
             lock.acquire()
+        write_atomically(owned, json.dumps(owner) + "\n")
     except DiskFailed as error:
+        lock.release()
         if not isinstance(error.__cause__, Timeout):
             raise BadInput(str(error)) from error
         raise BadInput(
             f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out"
         ) from error
     try:
-        owner = {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        write_atomically(directory / ".lock.json", json.dumps(owner) + "\n")
         yield
     finally:
         with suppress(OSError):  # the directory may be gone, or have become read-only
-            (directory / ".lock.json").unlink(missing_ok=True)
+            owned.unlink(missing_ok=True)
         lock.release()
 
 
