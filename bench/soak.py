@@ -67,8 +67,8 @@ def sample(step: int, began: float) -> Sample:
 def soak(out: Path, steps: int, every: int) -> list[Sample]:
     """Plays six runs of so many steps in one stack; a sample each `every` steps of the first one."""
     settings = dict(
-        steps=steps, order="AB", problems=1, chats=2, message_tokens=2, answer_tokens=3, train_tasks=64, dev_tasks=2, dev_every=10,
-        checkpoint_every=10, lr=0.001, decay="constant",
+        steps=steps, order="AB", problems=1, chats=2, message_tokens=2, answer_tokens=3, train_tasks=64, dev_tasks=2,
+        dev_every=10, checkpoint_every=10, lr=0.001, decay="constant",
     )  # fmt: skip
     configs = [toy_config(**(settings | arm)) for arm in ARMS]
     rows = [2 if config.adapters == "per_seat" else 1 for config in configs]

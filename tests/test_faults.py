@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -23,11 +24,11 @@ from conftest import small_base
 from cotalk import jobs, results
 from cotalk.cli import main
 from cotalk.engines.hf import HfEngine
-from cotalk.errors import DiskFailed, OutOfMemory, RunFailed
+from cotalk.errors import DiskFailed, OutOfMemory, RunFailed, Stopped
 from cotalk.lora import Stack
 from cotalk.padded import PaddedScorer
 from cotalk.run import RunDirectory
-from cotalk.stack import drive
+from cotalk.stack import Signals, drive
 from cotalk.train import Run, train
 from faults import CHANGES, READ_ONLY, Clock, Disk, Failing, Refusing, SickScorer
 from toy import (
@@ -297,6 +298,45 @@ def test_an_engine_that_cannot_answer_one_run_fails_that_one_alone(tmp_path: Pat
     assert {n: str(e) for n, e in failures.items()} == {"ill": "no answer"}
     play(toy_run(tmp_path / "alone", toy_config(), name="well"))
     assert differing(everything(tmp_path / "well"), everything(tmp_path / "alone")) == []
+
+
+# --- a stop ------------------------------------------------------------------------------------------------------
+
+
+class Stopping:
+    """An engine during whose call number `at` a signal comes."""
+
+    def __init__(self, engine: Any, signals: Signals, at: int):
+        self.engine, self.signals, self.at, self.calls = engine, signals, at, 0
+
+    def reply(self, batches: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.at:
+            self.signals.number = signal.SIGTERM
+        return self.engine.reply(batches)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 9, 12, 13, 15, 17, 20, 25, 28])
+def test_a_run_stopped_at_any_wait_keeps_its_last_step_and_ends_as_one_that_was_not(
+    at: int, unharmed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Calls 1-4 look at step 0, 5-8 are step 1, 9-12 step 2, 13-16 look, 17-20 step 3, 21-24 step 4, 25-28 look."""
+    run, signals = toy_run(tmp_path, toy_config(**SHORT)), Signals()
+    with pytest.raises(Stopped):
+        drive({"toy": train(run)}, Stopping(engine_of(run), signals, at), fail, signals)
+    done = {1: 0, 3: 0, 5: 0, 9: 1, 12: 2, 13: 2, 15: 2, 17: 2, 20: 3, 25: 4, 28: 4}[at]
+    assert last_good(tmp_path) == done
+    again = toy_run(tmp_path, toy_config(**SHORT))
+    engine = Dying(engine_of(again), 10_000)
+    play(again, engine)
+    assert (
+        engine.calls <= 28 - at + 8
+    )  # at most the wait's own turns, a look or a step of four, are played again
+    assert differing(everything(tmp_path), unharmed) == []
+
+
+def fail(name: str, error: Exception) -> None:
+    raise error
 
 
 # --- memory --------------------------------------------------------------------------------
@@ -615,6 +655,29 @@ def test_a_warning_of_a_damaged_checkpoint_reaches_the_terminal(
     newest.write_bytes(newest.read_bytes()[:100])
     with pytest.warns(UserWarning, match=r"runs/open-17: damaged: step-000004.*goes on from step 2"):
         assert study(toml, tmp_path) == 0
+
+
+def test_any_checkpoint_can_be_evaluated_the_best_among_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last one is what the run's own adapter is; an earlier one says other things; half of one is refused."""
+    given, out = flags(tmp_path, "base", "tasks.jsonl", "grader.py"), tmp_path / "out"
+    assert main(["train", *given, "--adapters", "per_seat", "--out", str(out)]) == 0
+    said = {}
+    for name in ("", "checkpoints/step-000004.safetensors", "checkpoints/step-000002.safetensors"):
+        where = tmp_path / "evaluated" / str(len(said))
+        assert main(["evaluate", *given, "--adapter", str(out / name), "--out", str(where)]) == 0
+        said[name] = (where / "scores/evaluate/adapter.jsonl").read_text()
+    run, last, earlier = said.values()
+    assert run == last != earlier
+    half = tmp_path / "half.safetensors"
+    half.write_bytes((out / "checkpoints/step-000004.safetensors").read_bytes()[:900])
+    capsys.readouterr()
+    assert main(["evaluate", *given, "--adapter", str(half), "--out", str(tmp_path / "x")]) == 2
+    assert "is no whole checkpoint" in told(capsys)
+    whole = str(out / "checkpoints/step-000004.safetensors")
+    assert main(["evaluate", *given, "--rank", "2", "--adapter", whole, "--out", str(tmp_path / "x")]) == 2
+    assert "does not fit this base, --rank and --targets" in told(capsys)
 
 
 # --- other settings --------------------------------------------------------------------------------

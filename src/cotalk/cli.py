@@ -140,7 +140,7 @@ class Evaluate:
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
     adapter: Path | None = None
-    """A directory in PEFT's format, or a run's directory; none: the untrained base."""
+    """A directory in PEFT's format, a run's directory, or one of its checkpoints; none: the untrained base."""
     repeats: int = 1
     """Times to play all of it, with other random numbers."""
     chats_per_task: int = 2

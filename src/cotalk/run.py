@@ -270,10 +270,14 @@ class RunDirectory:
         if writer is not None:
             writer.result()
 
+    def has_checkpoint(self, step: int) -> bool:
+        """Whether the usual one of a step is there."""
+        return self._checkpoint(step).is_file()
+
     def save_stopped(self, step: int, learner: Learner) -> None:
         """When a signal comes: a checkpoint between the usual ones, gone when the next of those is written."""
         self.wait()
-        if step and not self._checkpoint(step).is_file():
+        if step and not self.has_checkpoint(step):
             self._write(self._checkpoint(step, "stopped"), step, learner_tensors(learner))
 
     def _write_checkpoint(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -450,6 +454,16 @@ def restore_learner(learner: Learner, tensors: dict[str, torch.Tensor]) -> None:
             if not optimiser.state[parameter]:
                 del optimiser.state[parameter]
         learner.stack.changed(k)
+
+
+def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of one checkpoint; BadInput where it is not whole."""
+    try:
+        return _read_checkpoint(path)[1]
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
+        raise BadInput(
+            f"{path} is no whole checkpoint ({error}); expected one of a run's checkpoints/"
+        ) from error
 
 
 def _read_checkpoint(path: Path) -> tuple[int, dict[str, torch.Tensor]]:

@@ -95,6 +95,10 @@ def _train(run: Run) -> Playing:
     resume(run)
     if owes_look(run):
         yield from look(run)
+    if (
+        run.step and saves_now(run) and not run.directory.has_checkpoint(run.step)
+    ):  # it was stopped before this one
+        run.directory.save_checkpoint(run.step, run.learner)
     while not run.ended:
         began = time.monotonic()
         run.step += 1
@@ -109,7 +113,7 @@ def _train(run: Run) -> Playing:
             run.guests.snapshots.take(run.step)
         if looks_now(run):
             yield from look(run)
-        if run.step % config.checkpoint_every == 0 or run.ended:
+        if saves_now(run):
             run.directory.save_checkpoint(run.step, run.learner)
     run.directory.finish(run.learner)
 
@@ -135,6 +139,11 @@ def resume(run: Run) -> None:
 def looks_now(run: Run) -> bool:
     """Whether the dev tasks are played after this step (0: before the first)."""
     return run.step % run.config.dev_every == 0 or run.ended
+
+
+def saves_now(run: Run) -> bool:
+    """Whether a checkpoint is due after this step."""
+    return run.step % run.config.checkpoint_every == 0 or run.ended
 
 
 def owes_look(run: Run) -> bool:
