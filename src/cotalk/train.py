@@ -91,7 +91,6 @@ def train(run: Run) -> Playing:
 
 
 def _train(run: Run) -> Playing:
-    config = run.config
     resume(run)
     if owes_look(run):
         yield from look(run)
