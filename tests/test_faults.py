@@ -151,6 +151,23 @@ def test_the_row_of_dropped_steps_is_counted_across_a_kill(tmp_path: Path) -> No
     assert [m["step"] for m in metrics(tmp_path)] == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("every", [1, 2, 50])
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_run_that_failed_so_tries_the_dropped_steps_again(every: int, first: int, tmp_path: Path) -> None:
+    """Once the fault is gone, it ends as a run that never had it: also where each checkpoint is of a dropped step."""
+    settings = dict(steps=6, checkpoint_every=every, drop_limit=3)
+    run = sick_run(tmp_path / "failed", {first, first + 1, first + 2}, **settings)
+    for again in (run, sick_run(tmp_path / "failed", {first, first + 1, first + 2}, **settings)):
+        with pytest.raises(RunFailed, match=f"step {first + 2} is the last of 3 in a row"):
+            play(again)
+    repaired = sick_run(tmp_path / "failed", set(), **settings)
+    with pytest.raises(Killed):  # and is killed once more, in the second step of those
+        play(repaired, Dying(engine_of(repaired), 5))
+    play(sick_run(tmp_path / "failed", set(), **settings))
+    play(sick_run(tmp_path / "well", set(), **settings))
+    assert differing(everything(tmp_path / "failed"), everything(tmp_path / "well")) == []
+
+
 def test_a_run_with_a_dropped_step_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
     play(sick_run(tmp_path / "whole", {2, 3}, steps=4))
     run = sick_run(tmp_path / "killed", {2, 3}, steps=4)

@@ -270,6 +270,13 @@ class RunDirectory:
         if writer is not None:
             writer.result()
 
+    def rewind(self, step: int, learner: Learner) -> None:
+        """Puts the learner down as it was after an earlier step, and drops the checkpoints of later ones."""
+        self.save_stopped(step, learner)
+        for path in (self.path / "checkpoints").glob("*-*.safetensors"):
+            if _step_of(path) > step:
+                path.unlink()
+
     def has_checkpoint(self, step: int) -> bool:
         """Whether the usual one of a step is there."""
         return self._checkpoint(step).is_file()

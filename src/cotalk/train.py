@@ -118,9 +118,16 @@ def _train(run: Run) -> Playing:
 
 
 def resume(run: Run) -> None:
-    """Takes the newest checkpoint, or starts a new adapter; cuts off whatever was played after it."""
+    """Takes the newest checkpoint, or starts a new adapter; cuts off whatever was played after it.
+
+    A run that failed after too many dropped steps tries those again: the weights are still those before them.
+    """
     run.directory.begin(run.config)
+    before = before_drops(run.directory.lines("metrics.jsonl"), run.config.drop_limit)
     step = run.directory.resume_from(run.learner, run.config.checkpoint_every)
+    if step is not None and before is not None and before < step:
+        step = before
+        run.directory.rewind(step, run.learner)
     if step is None:
         run.learner.initialise(run.config.seed)
     run.directory.cut_after(-1 if step is None else step)
@@ -162,6 +169,17 @@ def learn(run: Run, groups: Sequence[Group]) -> dict[str, float]:
         logged = {"lr": lr, "credited_tokens": 0, "skipped": 0.0, "dropped": 1.0}
     _count_dropped(run, logged)
     return logged
+
+
+def before_drops(lines: Sequence[dict[str, Any]], limit: int) -> int | None:
+    """The step before a row of dropped steps that ends a run's lines and failed it; None where there is none."""
+    row = []
+    for line in reversed([line for line in lines if "chats" in line]):
+        if line.get("dropped"):
+            row.append(line["step"])
+        elif not line.get("skipped"):
+            break
+    return row[-1] - 1 if len(row) >= limit else None
 
 
 def _count_dropped(run: Run, logged: dict[str, Any]) -> None:
