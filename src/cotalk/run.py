@@ -4,7 +4,7 @@
     metrics.jsonl          one line a step (docs/methods.md defines every number)
     chats.jsonl            one line a chat of training; dev.jsonl: of the dev tasks, with their step
     tokens/step-000010.npz ids and log-probabilities of a step's chats (the last 10 steps, or all)
-    checkpoints/step-000010.safetensors   adapters, optimiser moments, step and versions: one file, one digest;
+    checkpoints/step-000010.safetensors   adapters, optimiser moments, step, config and versions in one;
                            the last two and the best by dev score; stopped-000013: written when a signal came
     dropped/step-000007.json               a step whose numbers were not finite: why, and its messages as data
     adapter/ (or adapter_A/, ...)          the last adapter in PEFT's format
@@ -260,9 +260,9 @@ class RunDirectory:
         self.wait()
         tensors = learner_tensors(learner)
         if learner.stack.device.type == "cpu":
-            self._write_checkpoint(step, tensors)
+            self._write_checkpoint(step, tensors, learner.config)
         else:
-            self._writer = _THREADS.submit(self._write_checkpoint, step, tensors)
+            self._writer = _THREADS.submit(self._write_checkpoint, step, tensors, learner.config)
 
     def wait(self) -> None:
         """Until the last checkpoint is on disk; raises what its writing raised."""
@@ -285,20 +285,25 @@ class RunDirectory:
         """When a signal comes: a checkpoint between the usual ones, gone when the next of those is written."""
         self.wait()
         if step and not self.has_checkpoint(step):
-            self._write(self._checkpoint(step, "stopped"), step, learner_tensors(learner))
+            self._write(self._checkpoint(step, "stopped"), step, learner_tensors(learner), learner.config)
 
-    def _write_checkpoint(self, step: int, tensors: dict[str, torch.Tensor]) -> None:
-        self._write(self._checkpoint(step), step, tensors)
+    def _write_checkpoint(self, step: int, tensors: dict[str, torch.Tensor], config: Config) -> None:
+        self._write(self._checkpoint(step), step, tensors, config)
         old = sorted((self.path / "checkpoints").glob("step-*.safetensors"))
         kept = {*old[-KEPT_CHECKPOINTS:], self._best(old)}
         for path in [*(self.path / "checkpoints").glob("stopped-*.safetensors"), *old]:
             if path not in kept:
                 path.unlink()
 
-    def _write(self, path: Path, step: int, tensors: dict[str, torch.Tensor]) -> None:
+    def _write(self, path: Path, step: int, tensors: dict[str, torch.Tensor], config: Config) -> None:
         for name in LINES:  # a checkpoint may not be on disk before the steps that led to it
             sync(self.path / name)
-        about = {"step": step, "digest": _digest(step, tensors), "versions": versions()}
+        about = {
+            "step": step,
+            "digest": _digest(step, tensors),
+            "versions": versions(),
+            "config": config.as_dict(),
+        }
         write_atomically(path, safetensors.torch.save(tensors, metadata={"cotalk": json.dumps(about)}))
 
     def _best(self, paths: Sequence[Path]) -> Path | None:
