@@ -160,7 +160,7 @@ def left(out: Path) -> dict[str, Any]:
     }
     document = json.loads((out / "results.json").read_text())
     cost = {k: v for k, v in document["cost"].items() if "seconds" not in k and k != "workers"}
-    results = {k: v for k, v in document.items() if k not in ("created", "cost")} | {"cost": cost}
+    results = {k: v for k, v in document.items() if k not in ("created", "cost", "git")} | {"cost": cost}
     return {"runs": runs, "files": files, "results": results, "study": (out / "study.toml").read_text()}
 
 
