@@ -1,7 +1,7 @@
 """The real command line, stopped: by kill -9 at any moment, by Ctrl-C, by SIGTERM. The same command goes on.
 
-All that a study leaves is compared but its times: in results.json `created`, `git`, and of `cost` seconds and workers; in
-metrics.jsonl `seconds`; and report.html, which tells them.
+All that a study leaves is compared but its times: in results.json `created`, `git`, and of `cost` the seconds and
+workers; in metrics.jsonl `seconds`; and report.html, which tells them.
 """
 
 from __future__ import annotations
