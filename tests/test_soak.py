@@ -9,12 +9,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
+import soak as bench
+from cotalk import grade_worker, view
 from soak import Sample, grew, soak
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads /proc")
-def test_two_hundred_steps_of_six_runs_hold_no_more_memory_or_files_at_their_end(tmp_path: Path) -> None:
+def test_two_hundred_steps_of_six_runs_hold_no_more_memory_or_files_at_their_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "_TEXTS_KEPT", bench.CACHED)  # the soak sets them; put back after it
+    monkeypatch.setattr(grade_worker, "KNOWN_ANSWERS", bench.CACHED)
     samples = soak(tmp_path, 200, 20)
     assert [s.step for s in samples] == list(range(20, 201, 20))
     assert grew(samples, 60) == []
