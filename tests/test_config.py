@@ -21,7 +21,7 @@ from cotalk.errors import BadInput
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 KINDS = typing.get_type_hints(Config)
 COUNTS = ["train_tasks", "heldout_tasks", "problems", "chats", "rank", "batch_tokens", "dev_every", "checkpoint_every",
-          "message_tokens", "answer_tokens"]  # fmt: skip
+          "drop_limit", "message_tokens", "answer_tokens"]  # fmt: skip
 
 
 def test_the_defaults_are_the_published_recipe_with_our_strict_reward():

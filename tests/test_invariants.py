@@ -218,9 +218,9 @@ def test_a_chat_is_on_disk_whole_or_not_at_all_when_killed_at_any_write(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each look writes 3 times, each step 3 times, 2 checkpoints, 1 end: 9 + 9 + 2 + 1 = 21 writes."""
+    """The config, each look 3 times, each step 3 times, 2 checkpoints, 1 end: 1 + 9 + 9 + 2 + 1 = 22 writes."""
     expected, _ = uninterrupted
-    assert count_writes(tmp_path / "all", monkeypatch, 10_000, half) == 21
+    assert count_writes(tmp_path / "all", monkeypatch, 10_000, half) == 22
     for at in killed:
         path = tmp_path / str(at)
         assert count_writes(path, monkeypatch, at, half) == at + 1

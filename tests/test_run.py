@@ -21,7 +21,7 @@ from conftest import small_model
 from cotalk import run as run_module
 from cotalk.config import Config
 from cotalk.disk import write_atomically
-from cotalk.errors import BadInput, RunFailed
+from cotalk.errors import BadInput, DiskFailed, RunFailed
 from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.run import RunDirectory, learner_tensors, locked, read_lines
@@ -233,6 +233,43 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(p.stem for p in (tmp_path / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
 
 
+def test_the_best_by_dev_is_kept_too_the_earliest_of_equals(tmp_path: Path) -> None:
+    """Dev scores of steps 2, 4, 6: .5, .5, .1; step 3 and 5 were not looked at."""
+    run, learner = RunDirectory(tmp_path), learner_at(1)
+    scores = {2: 0.5, 4: 0.5, 6: 0.1, 8: 0.9}
+    kept = {}
+    for step in range(1, 9):
+        if step in scores:
+            run.append("metrics.jsonl", [{"step": step, "dev/score": scores[step]}])
+        run.save_checkpoint(step, learner)
+        kept[step] = [int(p.stem[-1]) for p in sorted((tmp_path / "checkpoints").iterdir())]
+    assert kept == {
+        1: [1],
+        2: [1, 2],
+        3: [2, 3],
+        4: [2, 3, 4],
+        5: [2, 4, 5],
+        6: [2, 5, 6],
+        7: [2, 6, 7],
+        8: [7, 8],
+    }
+
+
+def test_a_checkpoint_of_a_stop_goes_when_the_next_usual_one_is_written(tmp_path: Path) -> None:
+    run, learner = RunDirectory(tmp_path), learner_at(1, steps=1)
+    run.save_stopped(0, learner)  # nothing was trained: the first adapter is drawn from the seed
+    assert not (tmp_path / "checkpoints").exists()
+    run.save_checkpoint(2, learner)
+    run.save_stopped(2, learner)  # there is one of that step
+    run.save_stopped(3, learner)
+    names = lambda: [p.name.split(".")[0] for p in sorted((tmp_path / "checkpoints").iterdir())]  # noqa: E731
+    assert names() == ["step-000002", "stopped-000003"]
+    again = learner_at(1)
+    assert run.load_checkpoint(again) == 3 and tensors_equal(learner, again)
+    run.save_checkpoint(4, learner)
+    assert names() == ["step-000002", "step-000004"]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, dict[int, Learner]]:
     _, learners, newest = two_checkpoints(tmp_path_factory.mktemp("two"))
@@ -317,7 +354,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "deep" / "file"
     write_atomically(path, "first")
     monkeypatch.setattr(run_module.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DiskFailed, match="file could not be written: disk full"):
         write_atomically(path, "second")
     assert path.read_text() == "first"
 

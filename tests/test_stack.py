@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotalk.chat import BASE, Reply, View
-from cotalk.errors import BadInput
-from cotalk.stack import drive
+from cotalk.errors import BadInput, Stopped
+from cotalk.stack import Signals, drive, held
 from cotalk.view import Scene
 
 SCENE = Scene("A", "AB", (), "", (), (), False)
@@ -108,6 +111,85 @@ def test_an_interrupt_is_not_taken_for_a_runs_failure():
 
     with pytest.raises(KeyboardInterrupt):
         drive({"a": interrupted()}, Echo(), never)
+
+
+def test_an_engine_that_fails_is_asked_for_each_run_alone_and_only_those_fail_that_it_cannot_answer():
+    class Picky(Echo):
+        def reply(self, batches):
+            if any(view.key // 1000 == 2 for batch in batches for view in batch):
+                raise RuntimeError("not these")
+            return super().reply(batches)
+
+    failed = {}
+    runs = {"a": a_run(1, [2, 1]), "b": a_run(2, [1, 1]), "c": a_run(3, [1])}
+    engine = Picky()
+    results = drive(runs, engine, lambda name, error: failed.update({name: str(error)}))
+    assert failed == {"b": "not these"}
+    assert results == {"a": [1001, 1002, 1011], "c": [3001]}
+    assert engine.calls == [[[1000, 1001]], [[3000]], [[1010]]]
+
+
+def test_a_signal_is_told_to_every_run_where_it_waits_and_then_to_the_caller():
+    told = []
+
+    def stoppable(name: int):
+        try:
+            yield from a_run(name, [1, 1, 1])
+        except Stopped as stop:
+            told.append((name, stop.code))
+            raise
+
+    signals = Signals()
+
+    class Interrupting(Echo):
+        def reply(self, batches):
+            if len(self.calls) == 1:
+                signals.number = signal.SIGTERM
+            return super().reply(batches)
+
+    engine = Interrupting()
+    with pytest.raises(Stopped) as stopped:
+        drive({"a": stoppable(1), "b": stoppable(2), "c": a_run(3, [1])}, engine, never, signals)
+    assert stopped.value.code == 143 and told == [(1, 143), (2, 143)]
+    assert len(engine.calls) == 2  # the call that was under way was finished
+
+
+def test_a_run_that_cannot_stop_well_does_not_keep_the_others_from_it():
+    def stubborn():
+        try:
+            yield [a_view(1000)]
+        except Stopped:
+            raise OSError("disk full") from None
+
+    signals, failed = Signals(), {}
+    signals.number = signal.SIGINT
+    with pytest.raises(Stopped) as stopped:
+        drive({"a": stubborn(), "b": a_run(2, [1])}, Echo(), lambda n, e: failed.update({n: str(e)}), signals)
+    assert stopped.value.code == 130 and failed == {"a": "disk full"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_noted_and_a_second_one_ends_at_once(number, capsys):
+    class Ended(Exception):
+        pass
+
+    def end(*_):
+        raise Ended
+
+    before = signal.signal(number, end)
+    try:
+        with held() as signals:
+            os.kill(os.getpid(), number)
+            assert signals.number == number and "again: at once" in capsys.readouterr().err
+            with pytest.raises(Ended):
+                os.kill(os.getpid(), number)
+        assert signal.getsignal(number) is end
+        signal.signal(number, signal.SIG_IGN)  # as in a worker, and under nohup
+        with held() as signals:
+            os.kill(os.getpid(), number)
+            assert signals.number == 0
+    finally:
+        signal.signal(number, before)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=5))

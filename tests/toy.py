@@ -131,3 +131,44 @@ def toy_tasks(path: Path, n: int = 20) -> Path:
 def toy_grader(path: Path) -> str:
     path.write_text(GRADER)
     return f"{path}:pay"
+
+
+def toy_study(path: Path, **settings: Any) -> Path:
+    """A study with every kind of file: an arm with an adapter a seat, one with guests and snapshots, dev looks, greedy
+    and repeated passes, knock-outs, a cross-play matrix, a comparison."""
+    settings = SETTINGS | dict(
+        base=str(toy_base(path / "base")), tasks=str(toy_tasks(path / "tasks.jsonl")), device="cpu", chats=4,
+        grade=toy_grader(path / "grader.py"), message_tokens=3, answer_tokens=4, problems=1, heldout_tasks=2,
+        dev_tasks=1, snapshot_every=2,
+    ) | settings  # fmt: skip
+    run = "\n".join(f"{k} = {json.dumps(v)}" for k, v in settings.items())
+    (path / "toy.toml").write_text(
+        f"seeds = [17]\n[run]\n{run}\n[arms.open]\nmethod = 'mixed'\npool = 'self, snapshots'\n"
+        "[arms.closed]\nchannel = 'closed'\nadapters = 'per_seat'\n"
+        "[evaluate]\nchats = 1\nrepeats = 2\ntrained_repeats = 1\npartners = false\ncausal = ['nothing']\ncross = 1\n"
+        "[[compare]]\na = 'trained_open'\nb = 'trained_closed'\n"
+    )
+    return path / "toy.toml"
+
+
+def left(out: Path) -> dict[str, Any]:
+    """All that a study leaves behind, without the times."""
+    runs = {p.name: everything(p) for p in sorted((out / "runs").iterdir()) if any(p.iterdir())}
+    folders = ("scores", "cross", "outcomes")
+    files = {
+        str(p.relative_to(out)): p.read_bytes() for f in folders for p in (out / f).rglob("*") if p.is_file()
+    }
+    document = json.loads((out / "results.json").read_text())
+    cost = {k: v for k, v in document["cost"].items() if "seconds" not in k and k != "workers"}
+    results = {k: v for k, v in document.items() if k not in ("created", "cost", "git")} | {"cost": cost}
+    return {"runs": runs, "files": files, "results": results, "study": (out / "study.toml").read_text()}
+
+
+def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    found = []
+    for key in sorted({*a, *b}):
+        if isinstance(a.get(key), dict) and isinstance(b.get(key), dict):
+            found += [f"{key}/{part}" for part in differing(a[key], b[key])]
+        elif a.get(key) != b.get(key):
+            found.append(key)
+    return found

@@ -33,7 +33,7 @@ import numpy as np
 from cotalk.chat import BASE, Chat, Player, Rules, Seating, View, converse
 from cotalk.disk import write_atomically
 from cotalk.errors import BadInput, RunFailed
-from cotalk.evaluate import Condition, Evaluation, Pass
+from cotalk.evaluate import Condition, Evaluation, Pass, expect_finite
 from cotalk.run import read_lines
 from cotalk.sample import generator, key
 from cotalk.stats import Clusters, Floats, Rate, rate_over_seeds, rate_over_tasks
@@ -189,6 +189,7 @@ def _play_replaced(
 def _write(
     evaluation: Evaluation, condition: Condition, chats: list[Chat], path: Path, about: Sequence[Json]
 ) -> None:
+    expect_finite(chats, str(path))
     grade(chats, evaluation.reward, evaluation.grader)
     first = {"step": None, "condition": condition.name, "repeat": 0}
     lines = [first | chat.as_json() | of for chat, of in zip(chats, about, strict=True)]

@@ -14,6 +14,7 @@ Left out: who sits where (methods.py), what is heard (channel.py), how a prompt 
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,11 +194,11 @@ class Chat:
                     "turn": m.turn,
                     "said": m.said,
                     "heard": m.heard,
-                    "credit": m.credit,
+                    "credit": finite(m.credit),
                     "cut": m.cut,
                     "heard_cut": m.heard_cut,
                     "tokens": len(m.ids),
-                    "logprob": round(sum(m.logprobs), 4),
+                    "logprob": finite(round(sum(m.logprobs), 4)),
                 }
                 for m in self.messages
             ],
@@ -209,6 +210,11 @@ class Chat:
             "rewards": self.rewards,
             "reward": self.reward,
         }  # fmt: skip
+
+
+def finite(value: float | None) -> float | None:
+    """A number as JSON can hold it: None where it is NaN or infinite (dropped/*.json of a run then has it)."""
+    return value if value is None or math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

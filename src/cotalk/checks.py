@@ -745,7 +745,7 @@ def alarms(steps: Sequence[Json], dev: Sequence[float], settings: Json) -> tuple
 def _ends(steps: Sequence[Json]) -> tuple[dict[str, float], dict[str, float]]:
     names = ("parsed", "surprise", "message_tokens", "answer_tokens", "groups/flat", "reward")
     ends = (steps[:WINDOW], steps[-WINDOW:])
-    first, last = ({n: float(np.mean([m.get(n, 0.0) for m in end])) for n in names} for end in ends)
+    first, last = ({n: float(np.mean([m[n] for m in end if n in m] or [0.0])) for n in names} for end in ends)
     return first, last
 
 
@@ -901,7 +901,9 @@ def finished(evidence: Evidence) -> Check:
     fails = [f"{run} has not ended" for run in evidence.jobs if run not in ended]
     failed = evidence.document.get("failed", {})
     fails += [f"{run} failed: {str(reason).splitlines()[0]}" for run, reason in failed.items()]
-    return settle("runs", f"{len(ended)} of {len(evidence.jobs)} runs", len(ended), fails=fails)
+    dropped = evidence.document.get("dropped", {})
+    looks = [f"{run}: {count} steps were dropped, not finite" for run, count in dropped.items()]
+    return settle("runs", f"{len(ended)} of {len(evidence.jobs)} runs", len(ended), fails=fails, looks=looks)
 
 
 # --- all of them ------------------------------------------------------------------------------------------

@@ -41,12 +41,14 @@ class Quickstart:
     """Worker processes on a CPU; 0: one a core."""
     price: float | None = None
     """Of an hour of the device: results.json and the report tell what the study cost."""
+    force: bool = False
+    """Where --out holds other settings: tell what they make worthless, set that aside, and go on."""
 
     def __call__(self) -> int:
         from cotalk.study import read_study
 
         study = read_study("quickstart", *(QUICK if self.fast else ({}, None)))
-        return _run(study, self.out, self.workers, self.price)
+        return _run(study, self.out, self.workers, self.price, self.force)
 
 
 QUICK: tuple[dict[str, Any], list[int]] = (
@@ -87,6 +89,8 @@ class StudyCommand:
     """Memory of the GPU that the plan is for, where it is not this machine's (H200: 139.8, H100: 79.1)."""
     workers: int = 0
     """Worker processes on a CPU; 0: one a core."""
+    force: bool = False
+    """Where --out holds other settings: tell what they make worthless, set that aside, and go on."""
 
     def __call__(self) -> int:
         from cotalk.study import read_study
@@ -99,7 +103,7 @@ class StudyCommand:
             price = PLANNED_PRICE if self.price is None else self.price
             show(plan(study, price, workers=self.workers, card_gib=self.card_gib), console)
             return 0
-        return _run(study, self.out or Path("runs") / study.name, self.workers, self.price)
+        return _run(study, self.out or Path("runs") / study.name, self.workers, self.price, self.force)
 
 
 PLANNED_PRICE = 4.0  # of an hour of one GPU
@@ -115,11 +119,13 @@ class Train:
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
     out: Path = Path("runs/train")
     """Where the run is written; the same command goes on where it stopped."""
+    force: bool = False
+    """Where --out holds a run with another config: set it aside, and begin again."""
 
     def __call__(self) -> int:
         from cotalk.single import train_one
 
-        train_one(self.config, self.out, console)
+        train_one(self.config, self.out, console, self.force)
         return 0
 
 
@@ -134,7 +140,7 @@ class Evaluate:
 
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
     adapter: Path | None = None
-    """A directory in PEFT's format, or a run's directory; none: the untrained base."""
+    """A directory in PEFT's format, a run's directory, or one of its checkpoints; none: the untrained base."""
     repeats: int = 1
     """Times to play all of it, with other random numbers."""
     chats_per_task: int = 2
@@ -486,17 +492,20 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _run(study: Any, out: Path, workers: int, price: float | None) -> int:
+def _run(study: Any, out: Path, workers: int, price: float | None, force: bool = False) -> int:
     """A study with progress, a table and a report at the end."""
     from cotalk import crossplay, reliability, report, results
     from cotalk.base import pick_device
     from cotalk.jobs import begin, run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
+    from cotalk.run import locked
 
     device = "cpu" if pick_device(study.config.device) == "cpu" else "cuda"
     show(plan(study, price, device=device, workers=workers), console)
-    begin(study, out)
+    with locked(out):
+        for told in begin(study, out, force):
+            console.print(told, highlight=False, markup=False)
     with Live(out, console):
         document = run_study(study, out, workers or None, price=price)
     console.print(results.table(document))
@@ -504,6 +513,11 @@ def _run(study: Any, out: Path, workers: int, price: float | None) -> int:
         console.print(line, highlight=False)
     for part in crossplay.tables(document["cross_play"]) if "cross_play" in document else ():
         console.print(part)
+    for name, count in document["dropped"].items():
+        console.print(
+            f"{name}: {count} steps were dropped, not finite; see {out / 'runs' / name / 'dropped'}",
+            highlight=False,
+        )
     with console.status("writing the report"):
         page = report.report(out)
     console.print(f"wrote {out / 'results.json'}, {page}", highlight=False)

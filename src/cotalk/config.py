@@ -124,6 +124,9 @@ class Config:
     batch_tokens: int = 16384
     """Padded tokens in one micro-batch; changes memory and speed, never the gradient."""
 
+    drop_limit: int = 3
+    """So many steps in a row, dropped because a loss, gradient or log-probability was not finite, fail the run."""
+
     dev_every: int = 10
     """Steps between looks at the dev tasks."""
     checkpoint_every: int = 10
@@ -137,7 +140,7 @@ class Config:
         self._check_at_least(1, "train_tasks", "heldout_tasks", "problems", "chats", "rank", "batch_tokens")
         self._check_at_least(1, "round_chats", "most_chats", "snapshot_every")
         self._check_at_least(0, "steps", "dev_tasks", "warmup", "clip", "samples", "replay_share")
-        self._check_at_least(1, "dev_every", "checkpoint_every")
+        self._check_at_least(1, "dev_every", "checkpoint_every", "drop_limit")
         for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature", "replay_share"):
             if not math.isfinite(getattr(self, name)):
                 raise BadInput(f"{name} = {getattr(self, name)}: expected a finite number")

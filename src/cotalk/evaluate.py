@@ -20,6 +20,7 @@ The arm called `open` drops its name in the partner conditions (`trained_a_base_
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,6 +175,7 @@ def play_pass(evaluation: Evaluation, condition: Condition, once: Pass) -> Playi
             seatings += [Seating(deal, players, number, key) for number in range(once.chats)]
             halves += [half] * once.chats
     chats: list[Chat] = yield from converse(seatings, rules, evaluation.form)
+    expect_finite(chats, f"{condition.name}{once.suffix} of {evaluation.run}")
     grade(chats, evaluation.reward, evaluation.grader)
     about = {"step": None, "condition": condition.name, "repeat": once.repeat}
     lines = [
@@ -182,6 +184,17 @@ def play_pass(evaluation: Evaluation, condition: Condition, once: Pass) -> Playi
     ]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     write_atomically(evaluation.path(condition, once), text.encode("utf-8", "surrogatepass"))
+
+
+def expect_finite(chats: Sequence[Chat], where: str) -> None:
+    """RunFailed when a model's own log-probabilities are NaN or infinite: what it said is no evidence of anything."""
+    said = [m for chat in chats for m in chat.messages]
+    wrong = sum(not all(map(math.isfinite, m.logprobs)) for m in said)
+    if wrong:
+        raise RunFailed(
+            f"{where}: the log-probabilities of {wrong} of {len(said)} messages are not finite; expected numbers. "
+            "Try a wider --dtype (bfloat16 for float16, float32 for both)"
+        )
 
 
 # --- reading back --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
 import tomllib
@@ -35,7 +36,7 @@ from cotalk.deal import Deal
 from cotalk.disk import write_atomically
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
-from cotalk.errors import BadInput, RunFailed
+from cotalk.errors import BadInput, DiskFailed, OutOfMemory, RunFailed, Stopped
 from cotalk.evaluate import Evaluation, evaluate, read_score
 from cotalk.grade import load_grader
 from cotalk.learner import Learner
@@ -43,12 +44,13 @@ from cotalk.lora import Stack
 from cotalk.methods import Method, method, pool_of
 from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
+from cotalk.plan import needs
 from cotalk.reliability import reliability
 from cotalk.results import Score
-from cotalk.run import RunDirectory, locked, read_lines
+from cotalk.run import RunDirectory, differences, locked, read_lines, set_aside
 from cotalk.split import Tally, Tasks, splits
-from cotalk.stack import drive
-from cotalk.study import Job, Study, cores
+from cotalk.stack import drive, held
+from cotalk.study import Job, Study, cores, stackable, study_from
 from cotalk.train import Playing, Run, train
 
 Progress = Callable[[str, str, int, int, dict[str, Any]], None]  # job, phase, done, of, metrics
@@ -116,20 +118,79 @@ def _shared_out(
     return run_jobs(study, out, tasks, jobs, progress)
 
 
-def begin(study: Study, out: Path) -> None:
-    """Writes the study's own file, or refuses a directory that holds another one."""
+def begin(study: Study, out: Path, force: bool = False) -> list[str]:
+    """Writes the study's own file, or refuses a directory that holds another one, and says what differs.
+
+    force: takes the new settings; all files that do not agree with them are set aside, never mixed with new ones.
+    Returns lines that tell what was.
+    """
     path = out / "study.toml"
-    if path.is_file():
-        before, now = tomllib.loads(path.read_text(encoding="utf-8")), tomllib.loads(study.as_toml())
-        if before != now:
-            differ = sorted(k for k in {*before, *now} if before.get(k) != now.get(k))
-            keys = [k for k in now["run"] if before.get("run", {}).get(k) != now["run"][k]]
-            raise BadInput(
-                f"{out} holds a study with other settings ({', '.join([*differ, *keys])} differ). Use another --out, "
-                "or remove it"
-            )
-        return
-    write_atomically(path, f"# study {study.name}, resolved\n" + study.as_toml())
+    if not path.is_file():
+        write_atomically(path, _resolved(study))
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+        before = study_from(study.name, tomllib.loads(text), None, None, str(path))
+    except ValueError as error:  # BadInput is one too
+        raise BadInput(
+            f"{path} cannot be read ({error}): expected a study's own file. Use another --out"
+        ) from error
+    differ = differences(tomllib.loads(before.as_toml()), tomllib.loads(study.as_toml()))
+    if not differ:
+        return []
+    jobs, files = invalid(before, study, out)
+    told = f"{out} holds a study with other settings: {'; '.join(differ)}"
+    what = f"what was done with those ({', '.join(jobs)}: {len(files)} files and directories)"
+    if not force:
+        would = f"sets aside {what}" if files else "goes on: nothing that is there depends on them"
+        raise BadInput(f"{told}. --force {would}. Or use another --out")
+    if files:
+        to = set_aside(out, files)
+        write_atomically(to / path.name, text)
+    write_atomically(path, _resolved(study))
+    return [
+        told,
+        f"{what} is in {to} now, and is done again" if files else "nothing that was there depends on them",
+    ]
+
+
+def _resolved(study: Study) -> str:
+    return f"# study {study.name}, resolved\n" + study.as_toml()
+
+
+def invalid(before: Study, now: Study, out: Path) -> tuple[list[str], list[Path]]:
+    """What other settings make worthless: the names of the jobs, and the files and directories that are there.
+
+    A run's own config.toml says with which settings it was trained. An evaluation goes with its run, and with how many
+    chats a task it played; cross-play and results.json go with any of them.
+    """
+    same_chats = before.evaluate.chats == now.evaluate.chats and before.evaluate.unseen == now.evaluate.unseen
+    jobs, files = [], []
+    for job in now.jobs():
+        path = out / "runs" / job.name
+        trained = _config_text(path / "config.toml") not in (None, now.job_config(job).as_dict())
+        if job.arm == "":
+            trained = before.config != now.config
+        scores = sorted(out.glob(f"scores/*/{job.name}.*")) + sorted(
+            out.glob(f"scores/causal/*/{job.name}.*")
+        )
+        found = (scores if trained or not same_chats else []) + ([path] if trained and path.exists() else [])
+        jobs += [job.name] if found else []
+        files += found
+    if files:
+        rest = (out / name for name in ("cross", "results.json", "report.html", "outcomes"))
+        files += [path for path in rest if path.exists()]
+    return jobs, files
+
+
+def _config_text(path: Path) -> dict[str, Any] | None:
+    """A run's settings, those that it does not know at their defaults; None where it has not begun."""
+    if not path.is_file():
+        return None
+    try:
+        return Config().as_dict() | tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
 
 
 def run_jobs(
@@ -143,15 +204,6 @@ def run_jobs(
     for group in stackable(study, jobs):
         failures |= _run_stack(study, out, tasks, group, progress)
     return failures
-
-
-def stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """The jobs that can share a stack: of one rank, scale and target layers."""
-    groups: dict[tuple[Any, ...], list[Job]] = {}
-    for job in jobs:
-        c = study.job_config(job)
-        groups.setdefault((c.rank, c.alpha, c.targets), []).append(job)
-    yield from groups.values()
 
 
 def _run_stack(
@@ -201,11 +253,19 @@ def _run_stack(
         if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
             raise error
         failures[name] = f"{type(error).__name__}: {error}"
-        RunDirectory(out / "runs" / name).fail(
-            f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
-        )
+        if isinstance(error, OutOfMemory):
+            failures[name] += f". {needs(study)}"
+        try:
+            RunDirectory(out / "runs" / name).fail(
+                f"{failures[name]}\n{''.join(traceback.format_exception(error))}"
+            )
+        except (
+            DiskFailed
+        ):  # the reason itself, most often: it is told in results.json, or at the command's end
+            return
 
-    drive(lives, Table(pair.engine, engines), failed)
+    with held() as signals:
+        drive(lives, Table(pair.engine, engines), failed, signals)
     return failures
 
 
@@ -301,7 +361,13 @@ def play_matrix(
     def failed(name: str, error: Exception) -> None:
         raise error
 
-    drive(lives, Table(choose(config.engine, stack, base.form.end_ids).engine, players.engines), failed)
+    with held() as signals:
+        drive(
+            lives,
+            Table(choose(config.engine, stack, base.form.end_ids).engine, players.engines),
+            failed,
+            signals,
+        )
     for row in rows:
         progress(f"cross {row}", "evaluate", 1, 1, {"condition": row})
 
@@ -328,13 +394,24 @@ def _in_workers(
             started.append(process)
         return _listen(started, told, progress)
     finally:
-        for process in started:
-            if process.is_alive():
-                process.terminate()
-            process.join()
+        _end(started)
         for line in (owed, told):  # what a stopped worker left in them is owed again
             line.close()
             line.cancel_join_thread()
+
+
+def _end(started: Sequence[Any]) -> None:
+    """Until all workers have ended: those at work are asked to stop, with a checkpoint; again, and they are killed."""
+    for process in started:
+        if process.is_alive():
+            process.terminate()
+    try:
+        for process in started:
+            process.join()
+    except BaseException:
+        for process in started:
+            process.kill()
+        raise
 
 
 def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str, str]:
@@ -349,8 +426,9 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
             dead = [code for code in codes if code not in (None, 0)]
             if dead or None not in codes:  # all ended with 0, and yet not all said so
                 code = dead[0] if dead else 0
+                killed = " (killed from outside, most often because memory ran out)" if code == -9 else ""
                 raise RunFailed(
-                    f"a worker process ended with exit code {code}; the same command goes on"
+                    f"a worker process ended with exit code {code}{killed}; the same command goes on"
                 ) from None
             continue
         if kind == "progress":
@@ -365,6 +443,7 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
 
 
 def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent asks, with SIGTERM
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -375,8 +454,9 @@ def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None
         told.put(("end",))
     except (BadInput, RunFailed) as error:
         told.put(("error", error))
-    except KeyboardInterrupt:
-        return
+    except Stopped:
+        told.cancel_join_thread()  # the parent listens no more
+        raise
 
 
 def _end_with_parent() -> None:
@@ -417,6 +497,7 @@ def collect(
     )  # fmt: skip
     document["tasks"] = {name: asdict(tally) for name, tally in tasks.report.items()}
     document["failed"] = dict(failures)
+    document["dropped"] = dropped_steps(study, out)
     document["git"] = git_state()
     if tasks.perturbed:
         document["perturbed"] = {"dealt": len(tasks.perturbed), "refused": tasks.report["perturbed"].refused}
@@ -427,6 +508,15 @@ def collect(
         document["cross_play"] = summary(matrix, study.evaluate.margin or None, tasks.dev)
     results.write(out / "results.json", document)
     return document
+
+
+def dropped_steps(study: Study, out: Path) -> dict[str, int]:
+    """{run: steps that were dropped since a number in them was not finite}, of those that have any."""
+    found = {
+        job.name: sum(bool(m.get("dropped")) for m in read_lines(out / "runs" / job.name / "metrics.jsonl"))
+        for job in study.jobs()
+    }
+    return {name: count for name, count in found.items() if count}
 
 
 def read_scores(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str]) -> Iterator[Score]:

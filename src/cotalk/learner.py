@@ -7,7 +7,8 @@ The loss of a step is one credit-weighted log-likelihood,
 on recorded ids, with p at the sampling temperature. On-policy, with one update a batch, its gradient is that of the
 policy gradient with importance ratio 1 (REINFORCE; GRPO, arXiv 2402.03300, without clipping, which could not act).
 One normaliser a step: how rows share micro-batches cannot change the gradient. Only tokens with credit are scored:
-nothing that stands elsewhere, NaN included, can reach the loss.
+nothing that stands elsewhere, NaN included, can reach the loss. A step in which a number is not finite is dropped
+whole: no adapter of the run is changed by it.
 
 Left out: how rows are scored and differentiated (padded.py; decoder/training.py for the Llama family on a GPU).
 """
@@ -22,7 +23,7 @@ import torch
 
 from cotalk.chat import Chat
 from cotalk.config import Config
-from cotalk.errors import RunFailed
+from cotalk.errors import NotFinite, OutOfMemory
 from cotalk.lora import Stack
 from cotalk.padded import PaddedScorer
 from cotalk.rows import Row, rows_of
@@ -68,8 +69,13 @@ class Learner:
             self.stack.initialise(k, seed, seat)
 
     def update(self, chats: Sequence[Chat], lr: float) -> dict[str, float]:
-        """One optimiser step of each adapter. Returns what is logged; `skipped` 1 when nothing had credit."""
+        """One optimiser step of each adapter. Returns what is logged; `skipped` 1 when nothing had credit.
+
+        Raises NotFinite, with everything as before, when a log-probability, a credit or a gradient is not finite (an
+        infinite loss has an infinite factor, so one of them is).
+        """
         rows = [row for chat in chats for row in rows_of(chat)]
+        _expect_finite_rows(rows)
         logged: dict[str, float] = {"lr": lr, "credited_tokens": 0, "grad_norm": 0.0}
         gaps: list[torch.Tensor] = []
         moved = []
@@ -80,7 +86,7 @@ class Learner:
                 gaps += self._backward(k, trained, self.normaliser(mine))
                 logged["credited_tokens"] += sum(len(lp) for r in trained for _, lp, _ in r.spans)
                 moved.append(k)
-        logged["grad_norm"] = max(self._clip(moved), default=0.0)
+        logged["grad_norm"] = max(self._clip(moved, gaps), default=0.0)
         self._step(moved, lr)
         logged["skipped"] = float(not gaps)
         if gaps:
@@ -104,18 +110,22 @@ class Learner:
             return float(sum(len(lp) for r in rows for _, lp, _ in r.spans))
         return float(rule)
 
-    def _clip(self, moved: Sequence[int]) -> list[float]:
-        """Clips each adapter's gradient by its own norm; returns the norms before. Not finite: drops the step."""
+    def _clip(self, moved: Sequence[int], gaps: Sequence[torch.Tensor] = ()) -> list[float]:
+        """Clips each adapter's gradient by its own norm; returns the norms before. Not finite: forgets all of them."""
         parameters = {k: list(self.stack.parameters(k).values()) for k in moved}
         clip = self.config.clip or float("inf")
         norms = {k: torch.nn.utils.clip_grad_norm_(parameters[k], clip).item() for k in moved}
-        if wrong := {k: norm for k, norm in norms.items() if not math.isfinite(norm)}:
+        wrong = [
+            f"the norm of adapter {k}'s gradient is {n}" for k, n in norms.items() if not math.isfinite(n)
+        ]
+        if spoilt := sum(int((~gap.isfinite()).sum()) for gap in gaps):
+            wrong.insert(
+                0, f"the log-probabilities of {spoilt} tokens are not finite under the trained model"
+            )
+        if wrong:
             for k in moved:
                 self.optimisers[k].zero_grad(set_to_none=True)
-            told = ", ".join(f"adapter {k}: {norm}" for k, norm in wrong.items())
-            raise RunFailed(
-                f"a gradient's norm is not finite ({told}): the step was dropped, the weights are as before"
-            )
+            raise NotFinite("; ".join(wrong))
         return list(norms.values())
 
     def _step(self, moved: Sequence[int], lr: float) -> None:
@@ -156,5 +166,16 @@ class Learner:
             if len(batch) == 1:
                 tokens = len(batch[0].ids)
                 told = f"one row of {tokens} tokens does not fit in memory: lower the token budgets"
-                raise RunFailed(told) from error
+                raise OutOfMemory(told) from error
             return None
+
+
+def _expect_finite_rows(rows: Sequence[Row]) -> None:
+    """Of what was recorded; messages that must not train (credit None) may hold anything."""
+    spans = [span for row in rows for span in row.spans if span[2] is not None]
+    sampled = sum(not math.isfinite(p) for _, logprobs, _ in spans for p in logprobs)
+    credits = sum(not math.isfinite(credit or 0.0) for _, _, credit in spans)
+    if sampled or credits:
+        told = [f"{sampled} sampled log-probabilities are not finite"] if sampled else []
+        told += [f"the credit of {credits} messages is not finite"] if credits else []
+        raise NotFinite("; ".join(told))

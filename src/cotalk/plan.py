@@ -22,10 +22,9 @@ from cotalk.config import Config
 from cotalk.decoder.ops import PAGE
 from cotalk.decoder.weights import FAMILIES
 from cotalk.errors import BadInput
-from cotalk.jobs import stackable
 from cotalk.shapes import HUB, Shape
 from cotalk.speeds import ENGINE_ROWS, Cpu, Fast, Hf
-from cotalk.study import Job, Study, cores
+from cotalk.study import Job, Study, cores, stackable
 from cotalk.workload import (
     Play,
     adapters_of,
@@ -388,6 +387,12 @@ def _stack_seconds(study: Study, jobs: Sequence[Job], engine: Fast | Hf, share: 
     for waiting in itertools.zip_longest(*(evaluation_plays(study, job) for job in jobs)):
         seconds += engine.play_seconds([play for play in waiting if play], rank, share)
     return seconds
+
+
+def needs(study: Study) -> str:
+    """What a study takes of memory, for an error that says it did not fit."""
+    found = plan(study)
+    return f"What the plan counts: {dict(found.lines())['memory at the caps']}"
 
 
 def show(what: Plan, console: Console) -> None:

@@ -177,7 +177,7 @@ def _team(run: Path, config: Config, stack: Stack) -> Team:
     seats = config.rules.seats
     own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
     directory = RunDirectory(run)
-    if not directory.done and list((run / "checkpoints").glob("step-*.safetensors")):
+    if not directory.done and list((run / "checkpoints").glob("*-*.safetensors")):
         step = directory.load_checkpoint(Learner(stack, own, config))
         told = f"the model of {run.name} after step {step} of {config.steps}"
     else:

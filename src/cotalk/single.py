@@ -21,7 +21,7 @@ from cotalk.config import Config
 from cotalk.crossplay import summary
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import Pair, choose
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, OutOfMemory, RunFailed
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
 from cotalk.grade import load_grader
 from cotalk.jobs import matrix_of, oracle_rows, play_matrix, prepare
@@ -29,22 +29,32 @@ from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import method, pool_of
 from cotalk.partners import Guests, adapters_in, rows_of_pool
+from cotalk.plan import needs
 from cotalk.results import Score
-from cotalk.run import RunDirectory, locked, read_lines
-from cotalk.stack import drive
+from cotalk.run import RunDirectory, locked, read_checkpoint, read_lines, restore_learner
+from cotalk.stack import drive, held
 from cotalk.study import Study, read_study
 from cotalk.talk import rates
 from cotalk.train import Run, train
 
 
-def train_one(config: Config, out: Path, console: Console) -> None:
-    """Trains one run in `out`, from where it stopped. Raises BadInput when another process works there."""
+def train_one(config: Config, out: Path, console: Console, force: bool = False) -> None:
+    """Trains one run in `out`, from where it stopped. Raises BadInput when another process works there.
+
+    force: a run with another config is set aside first.
+    """
     with locked(out):
-        _train_one(config, out, console)
+        if told := RunDirectory(out).begin(config, force):
+            console.print(told, highlight=False, markup=False)
+        try:
+            _train_one(config, out, console)
+        except OutOfMemory as error:
+            raise RunFailed(
+                f"{error}. {needs(Study(out.name, config, {'train': {}}, (config.seed,)))}"
+            ) from error
 
 
 def _train_one(config: Config, out: Path, console: Console) -> None:
-    RunDirectory(out).begin(config)
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
     base = load_base(config.base, config.dtype, config.device, config.wording)
@@ -96,12 +106,7 @@ def _evaluate_one(
     base = load_base(config.base, config.dtype, config.device, config.wording)
     base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
-    places = adapters_in(adapter, seats) if adapter else {}
-    stack = _stack(base, config, max(1, len(places)))
-    own: dict[str, Player] = {}
-    for k, (where, seated) in enumerate(places.items(), start=1):
-        stack.load(k, where)
-        own |= {seat: Player("adapter", k) for seat in seated}
+    stack, own = _team(adapter, config, base)
     condition = Condition(
         "evaluate", str(adapter or "untrained"), config.channel, trained=seats if adapter else ""
     )
@@ -122,6 +127,31 @@ def _evaluate_one(
     )
     score.save(out / "outcomes")
     return _shown(score, out / "scores" / condition.name, console)
+
+
+def _team(adapter: Path | None, config: Config, base: Any) -> tuple[Stack, dict[str, Player]]:
+    """A stack with the trained players: of an adapter's directory, a run's, or one of its checkpoints."""
+    seats = config.rules.seats
+    if adapter and adapter.suffix == ".safetensors":
+        tensors = read_checkpoint(adapter)
+        count = len({name.partition(".")[0] for name in tensors})
+        rows = {seat: 1 + min(i, count - 1) for i, seat in enumerate(seats)}
+        learner = Learner(_stack(base, config, count), rows, config)
+        try:
+            restore_learner(learner, tensors)
+        except (KeyError, RuntimeError) as error:
+            raise BadInput(
+                f"{adapter} does not fit this base, --rank and --targets ({error}); expected those "
+                "of its run's config.toml"
+            ) from error
+        return learner.stack, {seat: Player("adapter", k) for seat, k in rows.items()}
+    places = adapters_in(adapter, seats) if adapter else {}
+    stack = _stack(base, config, max(1, len(places)))
+    own: dict[str, Player] = {}
+    for k, (where, seated) in enumerate(places.items(), start=1):
+        stack.load(k, where)
+        own |= {seat: Player("adapter", k) for seat in seated}
+    return stack, own
 
 
 def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
@@ -190,4 +220,5 @@ def _drive(name: str, playing: Any, pair: Pair, others: Mapping[str, Engine] | N
     def failed(_: str, error: Exception) -> None:
         raise error
 
-    drive({name: playing}, Table(pair.engine, others), failed)
+    with held() as signals:
+        drive({name: playing}, Table(pair.engine, others), failed, signals)

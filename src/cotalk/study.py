@@ -21,7 +21,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,15 @@ class Study:
         parts += ["[evaluate]\n" + toml_table(asdict(self.evaluate))]
         parts += [f"[[compare]]\n{toml_table({'a': a, 'b': b})}" for a, b in self.compare]
         return "\n".join(parts)
+
+
+def stackable(study: Study, jobs: Sequence[Job]) -> Iterator[list[Job]]:
+    """The jobs that can share a stack: of one rank, scale and target layers."""
+    groups: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        c = study.job_config(job)
+        groups.setdefault((c.rank, c.alpha, c.targets), []).append(job)
+    yield from groups.values()
 
 
 def read_study(

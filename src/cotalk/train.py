@@ -9,6 +9,7 @@ step's number and the learner's tensors.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from cotalk.chat import Chat, Player, Reply, Seating, View, converse
 from cotalk.config import Config
 from cotalk.deal import Deal
+from cotalk.errors import NotFinite, RunFailed, Stopped
 from cotalk.grade import Grade, grade_many, team_reward
 from cotalk.learner import Learner
 from cotalk.methods import Group, Method
@@ -36,7 +38,11 @@ Playing = Generator[list[View], Sequence[Reply], Any]
 
 @dataclass
 class Run:
-    """One arm with one seed: all that its loop needs, given, so that nothing is looked up on the way."""
+    """One arm with one seed: all that its loop needs, given, so that nothing is looked up on the way.
+
+    step: the one being played. played: chats so far. recorded: the last step that is on disk, and in the weights.
+    dropped: steps in a row that were dropped.
+    """
 
     name: str
     config: Config
@@ -51,6 +57,8 @@ class Run:
     guests: Guests | None = None
     step: int = 0
     played: int = 0
+    recorded: int = 0
+    dropped: int = 0
 
     @property
     def players(self) -> dict[str, Player]:
@@ -71,42 +79,126 @@ class Run:
 
 
 def train(run: Run) -> Playing:
-    """Trains a run from its last checkpoint (or from nothing) to its last step."""
-    config = run.config
+    """Trains a run from its last checkpoint (or from nothing) to its last step.
+
+    Where it waits it may be stopped: its weights are then those of the last recorded step, and are kept.
+    """
+    try:
+        yield from _train(run)
+    except Stopped:
+        run.directory.save_stopped(run.recorded, run.learner)
+        raise
+
+
+def _train(run: Run) -> Playing:
     resume(run)
-    if run.step == 0:
+    if owes_look(run):
         yield from look(run)
+    if (
+        run.step and saves_now(run) and not run.directory.has_checkpoint(run.step)
+    ):  # it was stopped before this one
+        run.directory.save_checkpoint(run.step, run.learner)
     while not run.ended:
         began = time.monotonic()
         run.step += 1
         groups = yield from play(run)
         for group in groups:
             run.method.credit(group)
-        chats = [chat for group in groups for chat in group.chats]
-        logged = run.learner.update(chats, config.learning_rate(config.progress(run.step, run.played)))
+        logged = learn(run, groups)
         run.played += count(groups)
         record(run, groups, logged, time.monotonic() - began)
+        expect_progress(run)
         if run.guests and run.guests.snapshots:
             run.guests.snapshots.take(run.step)
-        if run.step % config.dev_every == 0 or run.ended:
+        if looks_now(run):
             yield from look(run)
-        if run.step % config.checkpoint_every == 0 or run.ended:
+        if saves_now(run):
             run.directory.save_checkpoint(run.step, run.learner)
     run.directory.finish(run.learner)
 
 
 def resume(run: Run) -> None:
-    """Takes the newest checkpoint, or starts a new adapter; cuts off whatever was played after it."""
+    """Takes the newest checkpoint, or starts a new adapter; cuts off whatever was played after it.
+
+    A run that failed after too many dropped steps tries those again: the weights are still those before them.
+    """
     run.directory.begin(run.config)
-    step = run.directory.load_checkpoint(run.learner)
+    before = before_drops(run.directory.lines("metrics.jsonl"), run.config.drop_limit)
+    step = run.directory.resume_from(run.learner, run.config.checkpoint_every)
+    if step is not None and before is not None and before < step:
+        step = before
+        run.directory.rewind(step, run.learner)
     if step is None:
         run.learner.initialise(run.config.seed)
     run.directory.cut_after(-1 if step is None else step)
-    run.step = step or 0
+    run.step = run.recorded = step or 0
     steps = [line for line in run.directory.lines("metrics.jsonl") if "chats" in line]
     run.played = int(sum(line["chats"] + line.get("replayed", 0) for line in steps))
+    for line in steps:
+        _count_dropped(run, line)
     if run.guests and run.guests.snapshots:
         run.guests.snapshots.read(run.step)
+    if owes_look(run):
+        run.directory.cut_look(run.step)
+
+
+def looks_now(run: Run) -> bool:
+    """Whether the dev tasks are played after this step (0: before the first)."""
+    return run.step % run.config.dev_every == 0 or run.ended
+
+
+def saves_now(run: Run) -> bool:
+    """Whether a checkpoint is due after this step."""
+    return run.step % run.config.checkpoint_every == 0 or run.ended
+
+
+def owes_look(run: Run) -> bool:
+    """Whether a run that begins, or was stopped before or in a look, has still to look."""
+    steps = {line["step"] for line in run.directory.lines("metrics.jsonl") if "dev/score" in line}
+    return looks_now(run) and run.step not in steps
+
+
+def learn(run: Run, groups: Sequence[Group]) -> dict[str, float]:
+    """Updates on a step's chats. A step with a number that is not finite changes nothing: it is dropped, and kept."""
+    chats = [chat for group in groups for chat in group.chats]
+    lr = run.config.learning_rate(run.config.progress(run.step, run.played))
+    try:
+        logged = run.learner.update(chats, lr)
+    except NotFinite as wrong:
+        run.directory.save_dropped(run.step, str(wrong), chats)
+        logged = {"lr": lr, "credited_tokens": 0, "skipped": 0.0, "dropped": 1.0}
+    _count_dropped(run, logged)
+    return logged
+
+
+def before_drops(lines: Sequence[dict[str, Any]], limit: int) -> int | None:
+    """The step before a row of dropped steps that ends a run's lines and failed it; None where there is none."""
+    row = []
+    for line in reversed([line for line in lines if "chats" in line]):
+        if line.get("dropped"):
+            row.append(line["step"])
+        elif not line.get("skipped"):
+            break
+    return row[-1] - 1 if len(row) >= limit else None
+
+
+def _count_dropped(run: Run, logged: dict[str, Any]) -> None:
+    """In a row: a step without credit, which is not updated on either, neither counts nor ends the row."""
+    if logged.get("dropped"):
+        run.dropped += 1
+    elif not logged.get("skipped"):
+        run.dropped = 0
+
+
+def expect_progress(run: Run) -> None:
+    """RunFailed after too many dropped steps in a row."""
+    if run.dropped >= run.config.drop_limit:
+        raise RunFailed(
+            f"step {run.step} is the last of {run.dropped} in a row that were dropped, since "
+            f"{run.directory.dropped_because(run.step)}; expected finite numbers. The batches are in "
+            f"{run.directory.path / 'dropped'}; the weights are as before them. Try a smaller lr or a wider dtype in a "
+            "new directory (--out), or a larger drop_limit"
+        )
 
 
 def tasks_of(run: Run, step: int) -> list[Deal]:
@@ -222,7 +314,9 @@ def record(run: Run, groups: Sequence[Group], logged: dict[str, float], seconds:
     )
     run.directory.save_tokens(run.step, chats, run.config.keep_tokens)
     metrics = {"step": run.step, **step_metrics(groups), **logged, "seconds": round(seconds, 3)}
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}  # JSON has no NaN
     run.directory.append("metrics.jsonl", [metrics])
+    run.recorded = run.step
     run.progress(run.step, metrics)
 
 

@@ -24,7 +24,7 @@ from cotalk.decoder.ops import PAGE, on
 from cotalk.decoder.serving import Cache, Serving, Stretch
 from cotalk.decoder.weights import Decoder
 from cotalk.engines.pages import Entry, Pool
-from cotalk.errors import RunFailed
+from cotalk.errors import OutOfMemory, RunFailed
 from cotalk.lora import Stack
 
 BUCKETS = (4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -112,10 +112,10 @@ class FastEngine:
             except torch.OutOfMemoryError as error:  # of activations, beside the cache
                 if len(rows) == 1:
                     told = f"one row of {longest:,} tokens does not fit in memory: lower the token budgets"
-                    raise RunFailed(told) from error
+                    raise OutOfMemory(told) from error
                 self._give_back(rows)
         elif len(rows) == 1:
-            raise RunFailed(
+            raise OutOfMemory(
                 f"a row of {longest:,} tokens does not fit in the KV cache of {self._pool.size * PAGE:,} tokens: lower "
                 "the token budgets"
             )

@@ -19,6 +19,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from cotalk.chat import Reply, View
+from cotalk.errors import OutOfMemory
 from cotalk.lora import Segment, Stack
 from cotalk.sample import KeyedNoise, draw
 
@@ -84,7 +85,21 @@ class HfEngine:
         return [self._chunks(list(batch)) for batch in batches]
 
     def _chunks(self, views: list[View]) -> list[Reply]:
-        return [r for i in range(0, len(views), self.rows) for r in self._generate(views[i : i + self.rows])]
+        return [r for i in range(0, len(views), self.rows) for r in self._fit(views[i : i + self.rows])]
+
+    def _fit(self, views: list[View]) -> list[Reply]:
+        """Answers these views together, or in halves where they do not fit in memory."""
+        try:
+            return self._generate(views)
+        except torch.OutOfMemoryError as error:
+            if len(views) == 1:
+                tokens = len(views[0].ids) + views[0].max_tokens
+                told = f"one row of {tokens:,} tokens does not fit in memory: lower the token budgets"
+                raise OutOfMemory(told) from error
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        half = len(views) // 2
+        return [*self._fit(views[:half]), *self._fit(views[half:])]
 
     @torch.no_grad()
     def _generate(self, views: list[View]) -> list[Reply]:

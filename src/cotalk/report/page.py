@@ -213,7 +213,11 @@ def _headline(study: Study) -> list[Json]:
 
 def alerts_of(study: Study) -> list[str]:
     failed = [f"{name} failed: {reason}" for name, reason in mapping(study.results.get("failed")).items()]
-    return [*failed, *(f"Not up to date: {line}" for line in study.stale.values())]
+    dropped = [
+        f"{name}: {count} steps were dropped, since a number in them was not finite"
+        for name, count in mapping(study.results.get("dropped")).items()
+    ]
+    return [*failed, *dropped, *(f"Not up to date: {line}" for line in study.stale.values())]
 
 
 def stale_parts(study: Study) -> Json:
