@@ -88,15 +88,24 @@ class Evidence:
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            raise BadInput(f"there is no {path}; expected a study's or run's directory, or a results.json")
+            raise BadInput(
+                f"there is no {path}; expected a study's or run's directory, or a results.json",
+                "results/missing",
+            )
         self.path = path if path.is_dir() else path.parent
         self.only_results = path.is_file()
         self._lines: dict[Path, list[Json]] = {}
         if self.only_results and path.suffix != ".json":
-            raise BadInput(f"{path} is no directory and no .json file; expected a study's results.json")
+            raise BadInput(
+                f"{path} is no directory and no .json file; expected a study's results.json",
+                "results/missing",
+            )
         names = ("study.toml", "config.toml", "results.json")
         if not self.only_results and not any((path / name).is_file() for name in names):
-            raise BadInput(f"{path} holds no {', '.join(names)}; expected the directory of a study or a run")
+            raise BadInput(
+                f"{path} holds no {', '.join(names)}; expected the directory of a study or a run",
+                "results/missing",
+            )
         self.file = path if self.only_results else path / "results.json"
 
     @property
@@ -112,7 +121,9 @@ class Evidence:
         try:
             found = json.loads(self.file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise BadInput(f"{self.file} is not JSON ({error}); expected a study's results.json") from error
+            raise BadInput(
+                f"{self.file} is not JSON ({error}); expected a study's results.json", "results/unreadable"
+            ) from error
         return found if isinstance(found, dict) else {}
 
     @cached_property
@@ -126,7 +137,7 @@ class Evidence:
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise BadInput(f"{path} is not TOML ({error})") from error
+            raise BadInput(f"{path} is not TOML ({error})", "results/unreadable") from error
         return {"run": found, "arms": {"": {}}, "seeds": [found.get("seed")]} if self.single else found
 
     @property

@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from cotalk.config import Config
-from cotalk.errors import BadInput, RunFailed
+from cotalk.errors import BadInput, RunFailed, printable
 
 console = Console()
 
@@ -191,7 +191,9 @@ class Compare:
         from cotalk import compare
 
         if self.replay and (self.paths or self.conditions):
-            raise BadInput("compare was given --replay and studies; expected one or the other")
+            raise BadInput(
+                "compare was given --replay and studies; expected one or the other", "cli/together"
+            )
         if self.replay:
             rows = compare.replayed(self.replay, self.margin)
         else:
@@ -250,14 +252,18 @@ class Report:
 
         if not self.studies:
             raise BadInput(
-                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart"
+                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart",
+                "cli/together",
             )
         if len(self.studies) == 1 and self.out:
             raise BadInput(
-                f"report was given --out {self.out} with one study; expected no --out: it is written beside it"
+                f"report was given --out {self.out} with one study; expected no --out: it is written beside it",
+                "cli/together",
             )
         if len(self.studies) > 1 and self.price is not None:
-            raise BadInput("report was given --price with several studies; expected it with one")
+            raise BadInput(
+                "report was given --price with several studies; expected it with one", "cli/together"
+            )
         with console.status("writing the report"):
             if len(self.studies) > 1:
                 wrote = [report.side_by_side(self.studies, self.out or Path("side-by-side.html"))]
@@ -322,7 +328,7 @@ class ChatCommand:
         from cotalk.seat import Guest, JsonLines, Left, Terminal, sit
 
         if self.games < 0:
-            raise BadInput(f"--games {self.games}: expected 0 or more")
+            raise BadInput(f"--games {self.games}: expected 0 or more", "cli/number")
         shown = Console(stderr=True) if self.json else console
         seed = secrets.randbelow(10_000) if self.seed is None else self.seed
         if self.seed is None:
@@ -401,7 +407,8 @@ class BaseCommand:
             return 0
         if self.start or self.rows or self.gsm8k:
             raise BadInput(
-                "base tiny was given --start, --rows or --gsm8k; expected them with `cotalk base smollm2` only"
+                "base tiny was given --start, --rows or --gsm8k; expected them with `cotalk base smollm2` only",
+                "cli/together",
             )
         from cotalk.bases.make_tiny import make
 
@@ -478,7 +485,7 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise BadInput(f"--set {setting!r}: expected KEY=VALUE, such as steps=20")
+            raise BadInput(f"--set {setting!r}: expected KEY=VALUE, such as steps=20", "cli/set")
         try:
             found[key] = tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError:
@@ -510,7 +517,8 @@ def _run(study: Any, out: Path, workers: int, price: float | None) -> int:
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
         raise RunFailed(
-            f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again"
+            f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again",
+            "run/failed",
         )
     return 0
 
@@ -526,12 +534,10 @@ def main(arguments: list[str] | None = None) -> int:
         about = "Teach copies of a language model to communicate, and prove that they did."
         command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
         return command()
-    except BadInput as error:
-        Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)
-        return 2
-    except RunFailed as error:
-        Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)
-        return 1
+    except (BadInput, RunFailed) as error:
+        told = f"cotalk: {printable(str(error))} [{error.code}]"
+        Console(stderr=True).print(told, style="red", highlight=False, markup=False, soft_wrap=True)
+        return 2 if isinstance(error, BadInput) else 1
     except (KeyboardInterrupt, SystemExit) as stop:
         code = 130 if isinstance(stop, KeyboardInterrupt) else stop.code
         if code in (130, 143):

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,14 @@ from cotalk.chat import Rules
 from cotalk.errors import BadInput
 
 SYMMETRIES = ("roles", "dealing", "names", "phrasing")
+OF_METHODS = {  # settings that only these methods read; a method of the user's own may read all of them
+    "round_chats": ("ada",),
+    "most_chats": ("ada",),
+    "replay_share": ("leave_one_out",),
+    "replay_by": ("leave_one_out",),
+    "paid": ("grpo", "ada", "ada_published", "mixed", "mixed_published"),
+    "scale_rewards": ("grpo", "ada", "ada_published", "mixed", "mixed_published", "leave_one_out", "host"),
+}
 STUDY_WIDE = ("base", "dtype", "device", "engine", "wording")  # one value for all runs of a study
 
 
@@ -140,35 +148,47 @@ class Config:
         self._check_at_least(1, "dev_every", "checkpoint_every")
         for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature", "replay_share"):
             if not math.isfinite(getattr(self, name)):
-                raise BadInput(f"{name} = {getattr(self, name)}: expected a finite number")
+                raise BadInput(f"{name} = {getattr(self, name)}: expected a finite number", "config/range")
         if self.lr <= 0 or self.alpha <= 0:
-            raise BadInput(f"lr = {self.lr}, alpha = {self.alpha}: expected numbers above 0")
+            raise BadInput(f"lr = {self.lr}, alpha = {self.alpha}: expected numbers above 0", "config/range")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise BadInput(f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected numbers from 0 to below 1")
+            raise BadInput(
+                f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected numbers from 0 to below 1",
+                "config/range",
+            )
         if not isinstance(self.normaliser, str) and not 0 < self.normaliser < math.inf:
             raise BadInput(
-                f'normaliser = {self.normaliser}: expected "credited", "sampled" or a number above 0'
+                f'normaliser = {self.normaliser}: expected "credited", "sampled" or a number above 0',
+                "config/range",
             )
         if not all(self.target_layers):
             raise BadInput(
-                f'targets = {self.targets!r}: expected "all-linear", or names such as "q_proj,v_proj"'
+                f'targets = {self.targets!r}: expected "all-linear", or names such as "q_proj,v_proj"',
+                "config/targets",
             )
         if self.replay_share > 1:
-            raise BadInput(f"replay_share = {self.replay_share}: expected a share from 0 to 1")
+            raise BadInput(
+                f"replay_share = {self.replay_share}: expected a share from 0 to 1", "config/range"
+            )
         wrong = [name for name in self.drawn if name not in SYMMETRIES]
         if wrong:
             told = ", ".join(SYMMETRIES)
-            raise BadInput(f"symmetries = {self.symmetries!r}: {wrong[0]!r} is none; expected some of {told}")
+            raise BadInput(
+                f"symmetries = {self.symmetries!r}: {wrong[0]!r} is none; expected some of {told}",
+                "config/choice",
+            )
         # an order that cannot be played, and budgets and temperatures out of range, are refused by Rules
         rules = self.rules
         if self.steps and len(rules.seats) < 2:
             raise BadInput(
                 f"order = {self.order!r} seats one player alone: expected at least two seats in training, "
-                'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)'
+                'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)',
+                "order/alone",
             )
         if self.problems > self.train_tasks:
             raise BadInput(
-                f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more"
+                f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more",
+                "config/range",
             )
 
     def _check_type(self, name: str, kind: Any) -> None:
@@ -178,17 +198,20 @@ class Config:
         choices = [c for c in choices if isinstance(c, str)]
         if choices and value not in choices and not (number and float in typing.get_args(kind)):
             raise BadInput(
-                f"{name} = {value!r}: expected one of {', '.join(choices)}{_nearest(str(value), choices)}"
+                f"{name} = {value!r}: expected one of {', '.join(choices)}{_nearest(str(value), choices)}",
+                "config/choice",
             )
         if not choices and not (number if kind is float else type(value) is kind):
-            raise BadInput(f"{name} = {value!r} ({type(value).__name__}): expected {kind.__name__}")
+            raise BadInput(
+                f"{name} = {value!r} ({type(value).__name__}): expected {kind.__name__}", "config/type"
+            )
         if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise BadInput(f"{name} = {value!r}: expected text that can be written as UTF-8")
+            raise BadInput(f"{name} = {value!r}: expected text that can be written as UTF-8", "config/type")
 
     def _check_at_least(self, least: int, *names: str) -> None:
         for name in names:
             if getattr(self, name) < least:
-                raise BadInput(f"{name} = {getattr(self, name)}: expected at least {least}")
+                raise BadInput(f"{name} = {getattr(self, name)}: expected at least {least}", "config/range")
 
     @property
     def rules(self) -> Rules:
@@ -224,18 +247,44 @@ class Config:
             return self.lr
         return self.lr * (self.steps - step + 1) / max(1, self.steps - self.warmup)
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings that were changed and that nothing will read, each with what would."""
+        changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        if ".py" in self.method:
+            return {}
+        found = {
+            name: f"one of the methods {', '.join(OF_METHODS[name])}"
+            for name in changed
+            if self.method not in OF_METHODS.get(name, (self.method,))
+        }
+        if "snapshot_every" in changed and "snapshots" not in self.pool:
+            found["snapshot_every"] = 'snapshots in the pool, such as pool = "self, snapshots"'
+        return found
+
+    def refuse_unused(self, names: Iterable[str], where: str = "") -> None:
+        """Refuses those of these settings that nothing reads: whoever set one expected something of it."""
+        for name in names:
+            if name in self.unused:
+                raise BadInput(
+                    f"{where}{name} = {getattr(self, name)!r} changes nothing with method = {self.method!r}: "
+                    f"expected {self.unused[name]} with it; leave it out",
+                    "config/unused",
+                )
+
     def replaced(self, overrides: Mapping[str, Any], where: str = "") -> Config:
         """A copy with some fields changed; refuses names that are no field, offering the nearest."""
         names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
                 raise BadInput(
-                    f"{where}unknown key {name!r}{_nearest(name, names)}; expected one of: {', '.join(names)}"
+                    f"{where}unknown key {name!r}{_nearest(name, names)}; expected one of: {', '.join(names)}",
+                    "config/unknown-key",
                 )
         try:
             return dataclasses.replace(self, **overrides)
         except BadInput as error:
-            raise BadInput(f"{where}{error}") from error
+            raise BadInput(f"{where}{error}", error.code) from error
 
     def as_dict(self) -> dict[str, Any]:
         """Every field and its value, as TOML has them."""

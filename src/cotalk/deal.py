@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, printable
 from cotalk.numerals import has_number, numbers
 from cotalk.task import Task, endless, for_seats, load, split_names
 
@@ -49,7 +49,8 @@ class CannotDeal(BadInput):
     """This task cannot be dealt; `reason` is one of a few short strings, made to be counted."""
 
     def __init__(self, task: Task, reason: str, detail: str) -> None:
-        super().__init__(f"task {task.id!r} cannot be dealt: {reason} ({detail})")
+        where = f"{task.place}: " if task.place else ""
+        super().__init__(f"{where}task {task.id!r} cannot be dealt: {reason} ({detail})", "task/not-dealt")
         self.reason = reason
 
 
@@ -135,7 +136,8 @@ def _segment(text: str) -> list[str]:
     except ImportError as error:
         raise BadInput(
             'rule "clean" cuts sentences with the package sentencex, which is not installed here; '
-            "type: pip install sentencex"
+            "type: pip install sentencex",
+            "package/missing",
         ) from error
     return list(sentencex.segment("en", text))
 
@@ -203,7 +205,7 @@ RULES = {
 
 def _rule(name: str) -> Rule:
     if name not in RULES:
-        raise BadInput(f"rule {name!r} is not known; expected one of {', '.join(RULES)}")
+        raise BadInput(f"rule {name!r} is not known; expected one of {', '.join(RULES)}", "config/choice")
     return RULES[name]
 
 
@@ -216,7 +218,9 @@ def deal(task: Task, seats: str = "AB", rule: str = "clean") -> Deal:
     Raises CannotDeal where there is no question, fewer facts than seats, or a hand without a number.
     """
     if not seats.isalpha() or not seats.isascii() or len(set(seats)) != len(seats):
-        raise BadInput(f"seats {seats!r}; expected one letter a seat, each once, such as AB or ABC")
+        raise BadInput(
+            f"seats {seats!r}; expected one letter a seat, each once, such as AB or ABC", "order/seats"
+        )
     facts, question = (task.facts, task.question) if task.facts else cut(task.problem, rule)
     if not question:
         raise CannotDeal(task, NO_QUESTION, f"it ends in {task.text[-40:]!r}")
@@ -238,7 +242,8 @@ def half_hand(dealt: Deal, seat: str) -> Deal:
     """The same task with only the facts of `seat`, alone at the table: the floor."""
     if seat not in dealt.hands:
         raise BadInput(
-            f"seat {seat!r} has no hand in task {dealt.id!r}; expected one of {', '.join(dealt.hands)}"
+            f"seat {seat!r} has no hand in task {dealt.id!r}; expected one of {', '.join(dealt.hands)}",
+            "order/seats",
         )
     return replace(dealt, hands={"A": dealt.hands[seat]})
 
@@ -328,15 +333,15 @@ def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
         "task",
         "gold",
         "hands and question",
-        title=_printable(f"{summary['source']}, {summary['split']}"),
+        title=printable(f"{summary['source']}, {summary['split']}"),
         show_lines=True,
     )
     for one in dealt:
         held = Text("\n").join(
-            Text(_printable(f"{seat}  {fact}")) for seat, hand in one.hands.items() for fact in hand
+            Text(printable(f"{seat}  {fact}")) for seat, hand in one.hands.items() for fact in hand
         )
-        lines = held + Text(_printable(f"\n?  {one.question}"), style="italic")
-        table.add_row(Text(_printable(one.id)), Text(_printable(one.gold)), lines)
+        lines = held + Text(printable(f"\n?  {one.question}"), style="italic")
+        table.add_row(Text(printable(one.id)), Text(printable(one.gold)), lines)
     console = Console()
     if dealt:
         console.print(table)
@@ -350,12 +355,7 @@ def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
     for reason, count in summary["refused"].items():
         console.print(f"  {count:,} not: {reason}", highlight=False)
     for count, task_id in summary["ends"].items():
-        console.print(Text(_printable(f"  the first {int(count):,} end with {task_id}")))
-
-
-def _printable(text: str) -> str:
-    """`text` without control characters, which could steer the terminal."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
+        console.print(Text(printable(f"  the first {int(count):,} end with {task_id}")))
 
 
 def as_row(dealt: Deal) -> dict[str, Any]:
@@ -373,5 +373,6 @@ def _write(dealt: list[Deal], path: Path) -> None:
         os.replace(part, path)
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be written ({error.strerror}); expected a file in a directory that exists"
+            f"{path} cannot be written ({error.strerror}); expected a file in a directory that exists",
+            "file/not-written",
         ) from error

@@ -70,7 +70,8 @@ def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
     if not deals:
         raise BadInput(
             f"[evaluate] perturbed = true, but no held-out task of {config.tasks!r} could be given other numbers "
-            f"({tally}); expected puzzles, gsm_symbolic or GSM8K, whose gold can be made again"
+            f"({tally}); expected puzzles, gsm_symbolic or GSM8K, whose gold can be made again",
+            "task/not-perturbed",
         )
     return replace(tasks, perturbed=deals, report={**tasks.report, "perturbed": tally})
 
@@ -126,7 +127,8 @@ def begin(study: Study, out: Path) -> None:
             keys = [k for k in now["run"] if before.get("run", {}).get(k) != now["run"][k]]
             raise BadInput(
                 f"{out} holds a study with other settings ({', '.join([*differ, *keys])} differ). Use another --out, "
-                "or remove it"
+                "or remove it",
+                "run/other-config",
             )
         return
     write_atomically(path, f"# study {study.name}, resolved\n" + study.as_toml())
@@ -284,7 +286,8 @@ def play_matrix(
     if len(set(shape)) > 1:
         raise BadInput(
             "cross-play puts all runs' adapters in one stack, and the arms differ in rank, alpha or targets: expected "
-            "one of each. Set cross = 0 in [evaluate]"
+            "one of each. Set cross = 0 in [evaluate]",
+            "study/one-stack",
         )
     rank, alpha, _ = shape[0]
     targets = study.arm(next(iter(study.arms))).target_layers
@@ -374,7 +377,7 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
             if dead or None not in codes:  # all ended with 0, and yet not all said so
                 code = dead[0] if dead else 0
                 raise RunFailed(
-                    f"a worker process ended with exit code {code}; the same command goes on"
+                    f"a worker process ended with exit code {code}; the same command goes on", "run/worker"
                 ) from None
             continue
         if kind == "progress":
@@ -427,7 +430,10 @@ def collect(
     scores = list(read_scores(study, out, tasks, failures))
     if not scores:
         told = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise RunFailed(f"every run of study {study.name} failed ({told}). The same command tries them again")
+        raise RunFailed(
+            f"every run of study {study.name} failed ({told}). The same command tries them again",
+            "run/failed",
+        )
     have = {s.condition for s in scores}
     for score in scores:
         score.save(out / "outcomes")

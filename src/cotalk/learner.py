@@ -114,7 +114,8 @@ class Learner:
                 self.optimisers[k].zero_grad(set_to_none=True)
             told = ", ".join(f"adapter {k}: {norm}" for k, norm in wrong.items())
             raise RunFailed(
-                f"a gradient's norm is not finite ({told}): the step was dropped, the weights are as before"
+                f"a gradient's norm is not finite ({told}): the step was dropped, the weights are as before",
+                "run/not-finite",
             )
         return list(norms.values())
 
@@ -156,5 +157,5 @@ class Learner:
             if len(batch) == 1:
                 tokens = len(batch[0].ids)
                 told = f"one row of {tokens} tokens does not fit in memory: lower the token budgets"
-                raise RunFailed(told) from error
+                raise RunFailed(told, "memory/full") from error
             return None

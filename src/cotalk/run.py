@@ -77,7 +77,8 @@ def locked(directory: Path) -> Iterator[None]:
                 (directory / ".lock.json").unlink(missing_ok=True)
     except Timeout as error:
         raise BadInput(
-            f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out"
+            f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out",
+            "run/in-use",
         ) from error
 
 
@@ -101,7 +102,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             out.append(json.loads(line))
         except ValueError as error:
             told = f"{path}, line {number} is damaged ({error}): expected a JSON object; remove that line"
-            raise RunFailed(told) from error
+            raise RunFailed(told, "run/line") from error
     return out
 
 
@@ -122,13 +123,15 @@ class RunDirectory:
                 before = tomllib.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise BadInput(
-                    f"{path} is not TOML ({error}): expected a run's config. Use another --out"
+                    f"{path} is not TOML ({error}): expected a run's config. Use another --out",
+                    "config/not-toml",
                 ) from error
             differ = {k: (before.get(k), v) for k, v in config.as_dict().items() if before.get(k) != v}
             if differ:
                 told = ", ".join(f"{k} was {a!r} and is now {b!r}" for k, (a, b) in differ.items())
                 raise BadInput(
-                    f"{self.path} holds a run with another config: {told}. Use another --out, or remove it"
+                    f"{self.path} holds a run with another config: {told}. Use another --out, or remove it",
+                    "run/other-config",
                 )
             return
         self.path.mkdir(parents=True, exist_ok=True)
@@ -228,7 +231,8 @@ class RunDirectory:
         if damaged:
             raise RunFailed(
                 f"{self.path}: every checkpoint is damaged ({'; '.join(damaged)}); expected a whole one. "
-                "To begin again from step 0, remove that run's directory"
+                "To begin again from step 0, remove that run's directory",
+                "run/checkpoints",
             )
         return None
 

@@ -44,6 +44,7 @@ def train_one(config: Config, out: Path, console: Console) -> None:
 
 
 def _train_one(config: Config, out: Path, console: Console) -> None:
+    config.refuse_unused(config.unused)
     RunDirectory(out).begin(config)
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
@@ -84,7 +85,9 @@ def evaluate_one(
 ) -> dict[str, Any]:
     """Plays held-out tasks with one team and prints its score; returns it as JSON."""
     if chats < 1 or repeats < 1:
-        raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
+        raise BadInput(
+            f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each", "cli/number"
+        )
     with locked(out):
         return _evaluate_one(config, adapter, out, console, chats, repeats, greedy)
 
@@ -128,9 +131,12 @@ def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
     """Plays a finished study's whole cross-play matrix, every held-out task, and puts it into its results.json."""
     path = out / "study.toml"
     if not path.is_file():
-        raise BadInput(f"--cross {out}: there is no {path}; expected the directory of a study that was run")
+        raise BadInput(
+            f"--cross {out}: there is no {path}; expected the directory of a study that was run",
+            "run/missing",
+        )
     if chats < 1:
-        raise BadInput(f"--chats-per-task {chats}: expected at least 1")
+        raise BadInput(f"--chats-per-task {chats}: expected at least 1", "cli/number")
     with locked(out):
         return _cross_one(read_study(str(path)), out, chats, console)
 

@@ -135,12 +135,15 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, wording: str | Wording = "full"):
         self.tokenizer = tokenizer
         if isinstance(wording, str) and wording not in WORDINGS:
-            raise BadInput(f"wording {wording!r} is not known: expected one of {', '.join(WORDINGS)}")
+            raise BadInput(
+                f"wording {wording!r} is not known: expected one of {', '.join(WORDINGS)}", "config/choice"
+            )
         self.words = WORDINGS[wording] if isinstance(wording, str) else wording
         if not getattr(tokenizer, "chat_template", None):
             raise BadInput(
                 "the base's tokenizer has no chat template: expected `chat_template` in tokenizer_config.json "
-                "(or chat_template.jinja). Use an instruction-tuned model, or save a template with the tokenizer."
+                "(or chat_template.jinja). Use an instruction-tuned model, or save a template with the tokenizer.",
+                "base/no-template",
             )
         added = getattr(tokenizer, "added_tokens_decoder", {})
         never = {i: str(token) for i, token in added.items() if token.special or _controls(str(token))}
@@ -167,7 +170,8 @@ class ChatFormat:
             if whole.count(mark) != 1 or mark not in rest:
                 raise BadInput(
                     f"the base's chat template does not show each text once and in order (roles {list(roles)}): "
-                    f"expected a template that renders every message as it is. It rendered: {whole!r}"
+                    f"expected a template that renders every message as it is. It rendered: {whole!r}",
+                    "base/template",
                 )
             before, rest = rest.split(mark)
             pieces.append(before)
@@ -189,7 +193,10 @@ class ChatFormat:
         eos = self.tokenizer.eos_token_id
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(named + ([] if eos is None else [int(eos)])))
         if not self.end_ids:
-            raise BadInput("the base's tokenizer names no end-of-turn token: expected `eos_token` to be set")
+            raise BadInput(
+                "the base's tokenizer names no end-of-turn token: expected `eos_token` to be set",
+                "base/no-end",
+            )
 
     def _first_turn(self) -> tuple[list[str], list[str]]:
         """The roles that open a chat, and the pieces around their texts."""
@@ -201,7 +208,8 @@ class ChatFormat:
                 tried.append(f"roles {roles}: {error}")
         raise BadInput(
             f"the base's chat template opens no chat ({'; '.join(tried)}); expected one that renders system and "
-            "user, or user alone"
+            "user, or user alone",
+            "base/template",
         )
 
     def _later_turns(self, opening: list[str], first: list[str]) -> tuple[str | None, str]:
@@ -340,7 +348,7 @@ class ChatFormat:
     def prompt_ids(self, scene: Scene, view: str) -> tuple[int, ...]:
         """The ids that the engine is given for this seat's turn."""
         if view not in VIEWS:
-            raise BadInput(f"view {view!r} is not known: expected one of {', '.join(VIEWS)}")
+            raise BadInput(f"view {view!r} is not known: expected one of {', '.join(VIEWS)}", "config/choice")
         if view == "dialogue" and scene.own_ids:
             self.require_dialogue()
             prompt, sampled, _ = scene.own_ids[-1]
@@ -368,7 +376,8 @@ class ChatFormat:
         """Refuses a base whose template cannot grow by appending, before anything is played with it."""
         if self.dialogue_problem:
             raise BadInput(
-                f"this base cannot play the dialogue view: {self.dialogue_problem}. Use --view transcript"
+                f"this base cannot play the dialogue view: {self.dialogue_problem}. Use --view transcript",
+                "base/no-dialogue",
             )
 
     def template_difference(self) -> str | None:

@@ -211,7 +211,8 @@ class Watch:
         self.root = root.resolve()
         if not self.root.is_dir():
             raise BadInput(
-                f"{root} is no directory; expected a study's or a run's. Type: cotalk view runs/quickstart"
+                f"{root} is no directory; expected a study's or a run's. Type: cotalk view runs/quickstart",
+                "run/missing",
             )
         self._plans: dict[Path, tuple[tuple[int, ...], list[Plan]]] = {}
         self._numbers: dict[Path, tuple[Cursor, list[dict[str, float]]]] = {}
@@ -354,7 +355,8 @@ def _lone(path: Path) -> Plan:
     steps, dev_tasks = table.get("steps"), table.get("dev_tasks", 0)
     if type(steps) is not int or type(dev_tasks) is not int:
         raise BadInput(
-            f"{path / 'config.toml'}: steps = {steps!r}, dev_tasks = {dev_tasks!r}; expected whole numbers"
+            f"{path / 'config.toml'}: steps = {steps!r}, dev_tasks = {dev_tasks!r}; expected whole numbers",
+            "config/type",
         )
     return Plan(path.name, path, "", steps, dev_tasks, [])
 

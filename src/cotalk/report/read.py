@@ -152,7 +152,8 @@ def read_study(directory: Path) -> Study:
     if not path.exists() and not (directory / "runs").is_dir():
         raise BadInput(
             f"{directory} holds neither results.json nor runs/; expected the directory of a study. "
-            f"Type: cotalk report runs/quickstart"
+            f"Type: cotalk report runs/quickstart",
+            "results/missing",
         )
     missing = {}
     results: Json = {}
@@ -185,12 +186,14 @@ def _results(path: Path) -> Json:
     except ValueError as error:
         raise BadInput(
             f"{path} is not JSON ({error}); expected a study's results. Type the study's command "
-            f"again: it writes the file anew"
+            f"again: it writes the file anew",
+            "results/unreadable",
         ) from error
     if not isinstance(results, dict) or results.get("schema", 1) != 1:
         raise BadInput(
             f"{path} does not hold results of schema 1; expected a file that this version of cotalk wrote. "
-            f"Type the study's command again"
+            f"Type the study's command again",
+            "results/unreadable",
         )
     return results
 
