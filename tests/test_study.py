@@ -586,10 +586,10 @@ def test_unseen_templates_are_played_beside_the_held_out_tasks(here: None, tmp_p
 @pytest.mark.parametrize(
     ("evaluation", "told"),
     [
-        ({"unseen": -1}, "0 or more tasks"),
+        ({"unseen": -1}, "unseen = -1: expected at least 0"),
         ({"causal": ["silence"]}, "replaced by 'silence'"),
         ({"causal": True}, "a list of words"),
-        ({"margin": 1.5}, "from 0 to below 1"),
+        ({"margin": 1.5}, "margin = 1.5: expected at least 0 and below 1"),
         ({"margin": "big"}, "a number"),
         ({"perturbed": 1}, "true or false"),
     ],

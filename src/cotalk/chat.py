@@ -21,7 +21,7 @@ from typing import Any
 
 from cotalk.channel import channel
 from cotalk.deal import Deal
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, brief
 from cotalk.grade import Grade
 from cotalk.sample import key
 from cotalk.view import VIEWS, ChatFormat, Line, Scene, one_line
@@ -34,7 +34,7 @@ def seats_of(order: str) -> str:
     seats = "".join(sorted(set(order)))
     if not seats or seats != string.ascii_uppercase[: len(seats)]:
         raise BadInput(
-            f'order {order!r} cannot be played: expected capital letters from A on without a gap, such as "ABAB" '
+            f'order {brief(order)} cannot be played: expected capital letters from A on without a gap, such as "ABAB" '
             'for two seats with two turns each, or "ABCABC" for three',
             "order/unplayable",
         )

@@ -18,7 +18,6 @@ import json
 import re
 import subprocess
 import textwrap
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotalk import results, stats
-from cotalk.config import Config
+from cotalk.config import Config, read_toml
 from cotalk.errors import BadInput
 from cotalk.recompute import recompute
 from cotalk.results import Score
@@ -134,10 +133,7 @@ class Evidence:
         if not path.is_file():
             config = self.document.get("config", {})
             return config if isinstance(config, dict) else {}
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(f"{path} is not TOML ({error})", "results/unreadable") from error
+        found = read_toml(path)
         return {"run": found, "arms": {"": {}}, "seeds": [found.get("seed")]} if self.single else found
 
     @property

@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 
 from cotalk.config import Config
-from cotalk.errors import BadInput, RunFailed, printable
+from cotalk.errors import BadInput, RunFailed, brief, printable
 
 console = Console()
 
@@ -485,11 +485,15 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise BadInput(f"--set {setting!r}: expected KEY=VALUE, such as steps=20", "cli/set")
+            raise BadInput(f"--set {brief(setting)}: expected KEY=VALUE, such as steps=20", "cli/set")
         try:
             found[key] = tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError:
             found[key] = value
+        except (ValueError, RecursionError) as error:
+            raise BadInput(
+                f"--set {brief(setting)}: {error}; expected KEY=VALUE, such as steps=20", "cli/set"
+            ) from error
     return found
 
 

@@ -151,6 +151,19 @@ REMEDIES = {
 }  # fmt: skip
 
 
+def brief(value: object) -> str:
+    """A value as a message tells it: its `repr`, cut; a whole number too long to be written is only described."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a whole number of {value.bit_length():,} bits"
+    try:
+        told = repr(value)
+    except ValueError:  # a number inside it that is too long to be written
+        told = f"a {type(value).__name__} with a huge number in it"
+    except RecursionError:
+        told = f"a {type(value).__name__}, nested too deep"
+    return told if len(told) <= 200 else f"{told[:200]}... ({len(told):,} characters)"
+
+
 def printable(text: str) -> str:
     """`text` without control characters, which could steer a terminal."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

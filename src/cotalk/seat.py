@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from rich.text import Text
 
 from cotalk.base import load_base
 from cotalk.chat import BASE, Chat, Player, Reply, Rules, Seating, View, converse
-from cotalk.config import Config
+from cotalk.config import Config, read_toml
 from cotalk.deal import Deal
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
@@ -143,12 +142,7 @@ def config_of(run: Path, what: str) -> Config:
     """The config of a run's directory."""
     path = run / "config.toml"
     if path.is_file():
-        try:
-            return Config().replaced(tomllib.loads(path.read_text(encoding="utf-8")), where=f"{path}: ")
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(
-                f"{path} is not TOML ({error}): expected a run's config", "config/not-toml"
-            ) from error
+        return Config().replaced(read_toml(path), where=f"{path}: ")
     inner = sorted(str(p.parent) for p in run.glob("runs/*/config.toml"))
     hint = f"; it is a study: give one of its runs, {', '.join(inner[:6])}" if inner else ""
     raise BadInput(

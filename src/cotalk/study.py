@@ -18,21 +18,35 @@ Left out: how jobs are run and their files read back (jobs.py).
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cotalk.causal import Knockout, knockouts
-from cotalk.config import STUDY_WIDE, Config, toml_table
+from cotalk.config import (
+    BELOW_1,
+    COUNT,
+    SOME,
+    STUDY_WIDE,
+    Config,
+    Range,
+    check_ranges,
+    nearest,
+    read_toml,
+    toml_table,
+)  # fmt: skip
 from cotalk.crossplay import sitters
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, brief
 from cotalk.evaluate import Condition, Pass, arm_conditions, base_conditions
 
 STUDIES = Path(__file__).parent / "studies"
+RANGES: dict[str, Range] = {  # of every number of [evaluate]
+    "chats": SOME, "repeats": SOME, "trained_repeats": SOME, "unseen": COUNT, "cross": COUNT, "cross_chats": SOME,
+    "margin": BELOW_1,
+}  # fmt: skip
+SEEDS = Range(0, 2**63 - 1)
 MAX_ARM = 64  # characters of an arm's name
 TASKS = ("tasks", "heldout", "rule", "train_tasks", "dev_tasks", "heldout_tasks")  # dealt once for all arms
 
@@ -76,26 +90,11 @@ class Evaluate:
         for f in fields(self):
             found, kind = getattr(self, f.name), type(f.default)
             if type(found) is not kind and not (kind is float and type(found) is int):
-                raise BadInput(f"[evaluate] {f.name} = {found!r}: expected {words[kind]}", "config/type")
+                raise BadInput(f"[evaluate] {f.name} = {brief(found)}: expected {words[kind]}", "config/type")
         for what in self.causal:
             Knockout((0,), what)
         sitters({}, self.guests)
-        if self.cross < 0 or self.cross_chats < 1:
-            raise BadInput(
-                f"[evaluate] cross = {self.cross}, cross_chats = {self.cross_chats}: expected 0 or more tasks, "
-                "1 or more chats",
-                "config/range",
-            )
-        if not 0 <= self.margin < 1:
-            raise BadInput(
-                f"[evaluate] margin = {self.margin}: expected a difference from 0 to below 1", "config/range"
-            )
-        if self.unseen < 0:
-            raise BadInput(f"[evaluate] unseen = {self.unseen}: expected 0 or more tasks", "config/range")
-        counts = {name: getattr(self, name) for name in ("chats", "repeats", "trained_repeats")}
-        if min(counts.values()) < 1:
-            told = ", ".join(f"{name} = {count}" for name, count in counts.items())
-            raise BadInput(f"[evaluate] {told}: expected at least 1 each", "config/range")
+        check_ranges(self, RANGES, "[evaluate] ")
 
 
 @dataclass(frozen=True)
@@ -128,11 +127,13 @@ class Study:
             )
         if len(set(self.seeds)) < len(self.seeds):
             raise BadInput(
-                f"seeds = {list(self.seeds)}: a seed stands twice; expected each once (a copy is no evidence)",
+                f"seeds = {brief(list(self.seeds))}: a seed stands twice; expected each once (a copy is no evidence)",
                 "study/seeds",
             )
-        if min(self.seeds) < 0:
-            raise BadInput(f"seeds = {list(self.seeds)}: expected whole numbers from 0 on", "study/seeds")
+        if not all(map(SEEDS.holds, self.seeds)):
+            raise BadInput(
+                f"seeds = {brief(list(self.seeds))}: expected whole numbers from 0 on", "study/seeds"
+            )
         for name in self.arms:
             self._check_arm(name)
         everywhere = set.intersection(*(set(self.arm(name).unused) for name in self.arms))
@@ -148,7 +149,7 @@ class Study:
                 if name not in known:
                     close = nearest(name, list(known))
                     raise BadInput(
-                        f"[[compare]] names {name!r}{close}; expected one of {', '.join(known)}",
+                        f"[[compare]] names {brief(name)}{close}; expected one of {', '.join(known)}",
                         "study/compare",
                     )
             if known[a].tasks != known[b].tasks:
@@ -261,13 +262,10 @@ def read_study(
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
         raise BadInput(
-            f"study {name!r}: there is no {path}; expected one of {known}, or a .toml file", "study/missing"
+            f"study {brief(name)}: there is no {path}; expected one of {known}, or a .toml file",
+            "study/missing",
         )
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not TOML ({error})", "config/not-toml") from error
-    return study_from(path.stem, table, overrides, seeds, str(path))
+    return study_from(path.stem, read_toml(path), overrides, seeds, str(path))
 
 
 def study_from(
@@ -285,7 +283,8 @@ def study_from(
     _known(evaluation, [f.name for f in fields(Evaluate)], f"{where} [evaluate]")
     if not isinstance(pairs, list):
         raise BadInput(
-            f'{where} compare = {pairs!r}: expected [[compare]] with a = "..." and b = "..."', "study/compare"
+            f'{where} compare = {brief(pairs)}: expected [[compare]] with a = "..." and b = "..."',
+            "study/compare",
         )
     for pair in pairs:
         _is_table(pair, f"{where} [[compare]]")
@@ -307,7 +306,7 @@ def study_from(
     chosen = seeds if seeds is not None else table.get("seeds", ())
     if not isinstance(chosen, (list, tuple)) or any(type(s) is not int for s in chosen):
         raise BadInput(
-            f"{where} seeds = {chosen!r}: expected a list of whole numbers, such as [17, 18, 19]",
+            f"{where} seeds = {brief(chosen)}: expected a list of whole numbers, such as [17, 18, 19]",
             "study/seeds",
         )
     return Study(
@@ -318,21 +317,16 @@ def study_from(
 
 def _is_table(found: Any, where: str) -> None:
     if not isinstance(found, Mapping):
-        raise BadInput(f"{where} is {found!r}: expected a table of KEY = VALUE lines", "config/type")
+        raise BadInput(f"{where} is {brief(found)}: expected a table of KEY = VALUE lines", "config/type")
 
 
 def _known(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
     for key in table:
         if key not in names:
             raise BadInput(
-                f"{where}: unknown key {key!r}{nearest(key, names)}; expected one of {', '.join(names)}",
+                f"{where}: unknown key {brief(key)}{nearest(key, names)}; expected one of {', '.join(names)}",
                 "config/unknown-key",
             )
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def cores() -> int:
