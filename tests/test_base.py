@@ -318,7 +318,10 @@ def test_a_tokenizer_whose_pad_is_its_end_token_changes_nothing():
     same = Base("same", small_model(5), tokenizer, ChatFormat(tokenizer, "short"), "", {})
     played = play(apart)
     assert play(same) == played
-    ends = [ids[-1] == 4 for chat in played for _, ids, _, _ in chat]
+    ends = [
+        ids[-1] <= 4 for chat in played for _, ids, _, _ in chat
+    ]  # 0 to 4 are special: each ends a message
+    assert 4 in [ids[-1] for chat in played for _, ids, _, _ in chat]
     assert any(ends) and not all(
         ends
     )  # some were ended, with the end token among the recorded ids, and some cut

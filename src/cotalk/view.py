@@ -147,7 +147,8 @@ class ChatFormat:
             )
         added = getattr(tokenizer, "added_tokens_decoder", {})
         never = {i: str(token) for i, token in added.items() if token.special or _controls(str(token))}
-        self._never = frozenset(never) | frozenset(tokenizer.all_special_ids)
+        self._special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        self._never = frozenset(never) | self._special
         spelled = sorted({t for t in never.values() if len(t) > 1}, key=len, reverse=True)
         self._never_pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
         self._texts: dict[str, tuple[int, ...]] = {}
@@ -191,12 +192,14 @@ class ChatFormat:
         self._between = self._said_to_user if end is None else self._said_to_user[end + 1 :]
         named = [] if end is None else [self._said_to_user[end]]
         eos = self.tokenizer.eos_token_id
-        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(named + ([] if eos is None else [int(eos)])))
-        if not self.end_ids:
+        ends = named + ([] if eos is None else [int(eos)])
+        if not ends:
             raise BadInput(
                 "the base's tokenizer names no end-of-turn token: expected `eos_token` to be set",
                 "base/no-end",
             )
+        # any special token ends a message: a seat that samples the token of a turn's head can say nothing under it
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *sorted(self._special)]))
 
     def _first_turn(self) -> tuple[list[str], list[str]]:
         """The roles that open a chat, and the pieces around their texts."""
