@@ -94,6 +94,7 @@ LABEL = re.compile(r"\b(\w+),? [A-Z]\.$")  # "jar A."
 HOUR = re.compile(r"\b[ap]\.m\.$", re.IGNORECASE)
 WORD_END = re.compile(r"(?:[A-Za-z'’]{2}|[0-9])\.$|[!?…)]$")
 ZONE = re.compile(r"(?:[ECMP][SD]?T|GMT|UTC|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?)\b")
+HALF_LETTER = re.compile("[\ud800-\udfff]")
 INCH_MARK = re.compile(r"(?<=[0-9])[\"”]")
 STOP = re.compile(rf"[.!?…][{re.escape(CLOSERS)}]*(?:(\s+)(?=[\"“(]?[A-Z0-9$])|(?=[A-Z][a-z ]))")  # "3.She"
 
@@ -117,6 +118,7 @@ def _clean_sentences(text: str) -> list[str]:
     """sentencex, with the boundaries put right that it misses or invents in word problems."""
     flat = " ".join(text.split())
     masked = INCH_MARK.sub("″", flat)  # a lone inch mark would open a quotation that never ends
+    masked = HALF_LETTER.sub("\ufffd", masked)  # sentencex takes UTF-8 only
     sentences: list[str] = []
     end = 0
     for piece in _segment(masked):

@@ -676,14 +676,19 @@ def table(results: Json) -> RenderableType:
 
 
 def _score_table(study: str, conditions: Json) -> Table:
-    grid = Table(title=f"{study}: tasks solved, with 95% intervals", title_justify="left")
+    grid = Table(title=Text(f"{study}: tasks solved, with 95% intervals"), title_justify="left")
     grid.add_column("condition", min_width=22)
     for heading, width in (("score", 20), ("n", 11), ("every seed", 14)):
         grid.add_column(heading, min_width=width)
     grid.caption = "n: seeds x tasks x answers; the untrained base has no seeds"
     for name, condition in conditions.items():
         size, seeds = condition["size"], condition["per_seed"]
-        of = [size["runs"]] * (list(seeds) != ["base"]) + [size["tasks"], size["chats"] * size["seats"]]
+        counts = {"runs", "tasks", "chats", "seats"} <= size.keys()
+        of = (
+            [size["runs"]] * (list(seeds) != ["base"]) + [size["tasks"], size["chats"] * size["seats"]]
+            if counts
+            else []
+        )
         grid.add_row(
             Text(str(condition.get("label") or name)),
             Text(Rate.from_json(condition["score"]).brief),
@@ -701,7 +706,7 @@ def _rate_table(title: str, conditions: Json, rates: Mapping[str, Json]) -> list
     grid = Table(title=title, title_justify="left")
     grid.add_column("condition", min_width=22)
     for name in names:
-        grid.add_column(name, min_width=20)
+        grid.add_column(Text(name), min_width=20)
     for condition, row in rates.items():
         cells = [Text(_cell(row[name], conditions[condition]) if name in row else "") for name in names]
         grid.add_row(Text(str(conditions[condition].get("label") or condition)), *cells)
