@@ -49,6 +49,9 @@ NO_SEED = -1  # how an .npz file writes the seed of what was never trained
 RECORDED = ("cotalk", "torch", "transformers", "peft", "numpy", "scipy", "math-verify", "reasoning-gym")
 # Of each measure's code: raised whenever a value of it could change. results.json and outcomes/*.npz carry them.
 MEASURES = {"grade": 1, "talk": talk.VERSION, "intervals": stats.VERSION}
+TORN = (  # what numpy raises for a file that is pickled, torn, encrypted or no archive
+    ValueError, OSError, EOFError, KeyError, TypeError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 SHOWN_TALK = ("sends", "uses")  # in the terminal; the report has them all
 
 
@@ -192,13 +195,7 @@ class Score:
             raise BadInput(
                 f"there is no file {path}; expected an outcomes/NAME.npz of a study.", "results/missing"
             ) from None
-        except (
-            ValueError,
-            OSError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:  # numpy: pickled, torn, or not an archive
+        except TORN as error:
             raise BadInput(
                 f"{path} holds no readable outcomes ({error}); evaluate again.", "results/unreadable"
             ) from error
@@ -208,10 +205,21 @@ class Score:
                 f"{path} lacks {', '.join(sorted(missing))}; expected what Score.save writes.",
                 "results/unreadable",
             )
+        try:
+            return cls._of_arrays(arrays, path.stem)
+        except BadInput:
+            raise
+        except (*TORN, IndexError, AttributeError, OverflowError) as error:
+            raise BadInput(
+                f"{path} holds other arrays ({error!r}); evaluate again.", "results/unreadable"
+            ) from error
+
+    @classmethod
+    def _of_arrays(cls, arrays: Mapping[str, Any], condition: str) -> Score:
         clusters = [json.loads(str(name)) for name in arrays.get("clusters", ())]
         repeats = arrays.get("repeats", np.zeros(0)).reshape(len(arrays["seeds"]), -1)
         return cls(
-            condition=str(arrays.get("condition", path.stem)),
+            condition=str(arrays.get("condition", condition)),
             seeds=tuple(None if seed == NO_SEED else int(seed) for seed in arrays["seeds"]),
             tasks=tuple(map(str, arrays["tasks"])),
             seats=tuple(map(str, arrays["seats"])),
@@ -682,18 +690,15 @@ def _score_table(study: str, conditions: Json) -> Table:
         grid.add_column(heading, min_width=width)
     grid.caption = "n: seeds x tasks x answers; the untrained base has no seeds"
     for name, condition in conditions.items():
-        size, seeds = condition["size"], condition["per_seed"]
-        counts = {"runs", "tasks", "chats", "seats"} <= size.keys()
-        of = (
-            [size["runs"]] * (list(seeds) != ["base"]) + [size["tasks"], size["chats"] * size["seats"]]
-            if counts
-            else []
-        )
+        size, seeds = condition.get("size", {}), condition["per_seed"]
+        trained = list(seeds) != ["base"]
+        whole = {"runs", "tasks", "chats", "seats"} <= size.keys()
+        of = [size["runs"]] * trained + [size["tasks"], size["chats"] * size["seats"]] if whole else []
         grid.add_row(
             Text(str(condition.get("label") or name)),
             Text(Rate.from_json(condition["score"]).brief),
             Text(" x ".join(map(str, of))),
-            Text("" if list(seeds) == ["base"] else " ".join(f"{mean:.2f}" for mean in seeds.values())),
+            Text(" ".join(f"{mean:.2f}" for mean in seeds.values()) if trained else ""),
         )
     return grid
 
