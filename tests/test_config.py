@@ -287,6 +287,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_name_and_all_names(name, nea
     assert str(refused.value).endswith(", ".join(FIELDS))
 
 
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "repetition_penalty", "kl", "dropout"])
+def test_what_would_make_the_sampler_and_the_trainer_two_distributions_is_no_setting(name):
+    with pytest.raises(BadInput, match=f"unknown key '{name}'"):
+        Config().replaced({name: 0.9})
+
+
 def test_overrides_are_checked_like_the_rest_and_say_where_they_stand():
     assert Config().replaced({"steps": 3, "channel": "closed"}) == Config(steps=3, channel="closed")
     assert Config().replaced({}) == Config()
