@@ -15,7 +15,8 @@ from cotalk.errors import OWN, REMEDIES, BadInput, RunFailed, printable, remedie
 
 SOURCES = Path(cotalk.__file__).parent
 DOCS = Path(__file__).parent.parent / "docs"
-RAISED = ("BadInput", "RunFailed")
+CODE_AT = {"BadInput": 1, "RunFailed": 1, "read_json": 2}  # which argument the code is
+PASSED_ON = ("error.code", "code")  # named where it came from
 
 
 def raised_codes(path: Path) -> list[tuple[str, str]]:
@@ -24,16 +25,14 @@ def raised_codes(path: Path) -> list[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
             continue
-        made = isinstance(node.func, ast.Name) and node.func.id in RAISED
-        # CannotDeal hands its one code to the class that it is made of
-        inner = (
-            ast.unparse(node.func) == "super().__init__" and len(node.args) == 2 and path.name == "deal.py"
-        )
-        if made or inner:
-            code = node.args[1] if len(node.args) > 1 else None
-            passed_on = code is not None and ast.unparse(code) == "error.code"
+        at = CODE_AT.get(ast.unparse(node.func))
+        if ast.unparse(node.func) == "super().__init__" and path.name == "deal.py":
+            at = 1  # CannotDeal hands its one code to the class that it is made of
+        if at is not None:
+            code = node.args[at] if len(node.args) > at else None
             named = code.value if isinstance(code, ast.Constant) else ""
-            found += [] if passed_on else [(f"{path.name}:{node.lineno}", named)]
+            if code is None or ast.unparse(code) not in PASSED_ON:
+                found.append((f"{path.name}:{node.lineno}", named))
     return found
 
 

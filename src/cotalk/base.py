@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ import torch
 
 from cotalk.chat import Rules
 from cotalk.deal import Deal
-from cotalk.errors import BadInput
+from cotalk.disk import read_json
+from cotalk.errors import BadInput, brief
 from cotalk.lora import weights_sha256
 from cotalk.view import ChatFormat
 
@@ -131,14 +131,10 @@ def _notes(where: Path) -> dict[str, Any]:
     path = where / "cotalk_base.json"
     if not path.is_file():
         return {}
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(
-            f"{path} is not JSON ({error}): expected an object with the base's wording", "base/notes"
-        ) from error
-    if not isinstance(notes, dict):
-        raise BadInput(f"{path} holds {notes!r}: expected an object with the base's wording", "base/notes")
+    expected = 'an object with the base\'s wording, such as {"wording": "short"}'
+    notes = read_json(path, expected, "base/notes")
+    if not isinstance(notes, dict) or not isinstance(notes.get("wording", ""), str):
+        raise BadInput(f"{path} holds {brief(notes)}: expected {expected}", "base/notes")
     return notes
 
 

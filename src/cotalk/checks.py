@@ -32,6 +32,7 @@ from rich.text import Text
 
 from cotalk import results, stats
 from cotalk.config import Config, read_toml
+from cotalk.disk import read_json
 from cotalk.errors import BadInput
 from cotalk.recompute import recompute
 from cotalk.results import Score
@@ -117,12 +118,7 @@ class Evidence:
         """results.json as it stands, unchecked; {} where there is none."""
         if not self.file.is_file():
             return {}
-        try:
-            found = json.loads(self.file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(
-                f"{self.file} is not JSON ({error}); expected a study's results.json", "results/unreadable"
-            ) from error
+        found = read_json(self.file, "a study's results.json", "results/unreadable")
         return found if isinstance(found, dict) else {}
 
     @cached_property

@@ -220,7 +220,7 @@ def _read_replay(path: Path) -> Json:
     example = 'expected {"per_seed": {"chat": [0.40, 0.15], "closed": [0.04, 0.03]}, "compare": [{"a": ..., "b": ...}]}'
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(
             f"--replay {path}: not a JSON file that can be read ({error}); {example}", "compare/replay"
         ) from error

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cotalk.disk import write_atomically
+from cotalk.disk import read_json, write_atomically
 from cotalk.errors import BadInput, RunFailed
 from cotalk.sample import generator
 
@@ -228,12 +228,12 @@ class Stack:
                 "(weights are read from safetensors only)",
                 "adapter/missing",
             )
-        self._check_config(directory, _read_json(config_path))
+        self._check_config(directory, _read_object(config_path))
         origin = directory / "cotalk_adapter.json"
-        recorded = _read_json(origin).get("base_sha256") if origin.is_file() else None
+        recorded = _read_object(origin).get("base_sha256") if origin.is_file() else None
         if recorded and self.base_sha256 and recorded != self.base_sha256:
             raise BadInput(
-                f"adapter {directory} was trained on a base with SHA-256 {recorded[:12]}..., this base has "
+                f"adapter {directory} was trained on a base with SHA-256 {str(recorded)[:12]}..., this base has "
                 f"{self.base_sha256[:12]}...: give the base that it was trained on with --base",
                 "adapter/other-base",
             )
@@ -257,7 +257,7 @@ class Stack:
                 "a plain LoRA adapter (one rank and scale for all layers, no bias)",
                 "adapter/unfit",
             )
-        if config.get("r") != self.rank or float(config.get("lora_alpha", 0)) != float(self.alpha):
+        if config.get("r") != self.rank or config.get("lora_alpha") != self.alpha:
             raise BadInput(
                 f"adapter {directory} has r={config.get('r')}, lora_alpha={config.get('lora_alpha')}; this stack "
                 f"has r={self.rank}, lora_alpha={self.alpha}: set --rank and --alpha to the adapter's",
@@ -285,13 +285,8 @@ class Stack:
                 )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(
-            f"{path} is not JSON ({error}): expected what PEFT or Cotalk wrote", "adapter/unreadable"
-        ) from error
+def _read_object(path: Path) -> dict[str, Any]:
+    found = read_json(path, "what PEFT or Cotalk wrote", "adapter/unreadable")
     if not isinstance(found, dict):
         raise BadInput(f"{path} holds {type(found).__name__}: expected a JSON object", "adapter/unreadable")
     return found

@@ -38,7 +38,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotalk import stats, talk
-from cotalk.disk import write_atomically
+from cotalk.disk import read_json, write_atomically
 from cotalk.errors import BadInput
 from cotalk.stats import Comparison, Floats, NoiseFloor, Rate
 
@@ -446,12 +446,7 @@ def read(path: Path) -> Json:
         raise BadInput(
             f"there is no file {path}; expected a results.json, written when a study ends.", "results/missing"
         )
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(
-            f"{path} is not JSON ({error}); expected a study's results.json.", "results/unreadable"
-        ) from error
+    results = read_json(path, "a study's results.json", "results/unreadable")
     _refuse(str(path), check(results))
     return dict(results)
 
@@ -465,10 +460,10 @@ def check(results: object) -> list[str]:
         return [f"the document is {_kind(results)}; expected an object"]
     if results.get("schema") != SCHEMA or results.get("schema") is True:
         return [f"schema is {results.get('schema')!r}; expected {SCHEMA}, all that this version reads"]
-    if faults := misshapen(results):
-        return faults
     try:
-        return list(_relation_faults(results))
+        return misshapen(results) or list(_relation_faults(results))
+    except RecursionError:
+        return ["the document is nested too deep; expected the shape of results.schema.json"]
     except (
         KeyError,
         TypeError,
