@@ -110,6 +110,8 @@ def test_a_base_that_names_its_wording_is_played_with_it_unless_another_is_asked
     [
         ("{", "is not JSON"),
         ("[]", "expected an object"),
+        ('{"wording": ["short"]}', "expected an object"),
+        ("[" * 100_000, "is not JSON"),
         ('{"wording": "long"}', "expected one of full, short"),
     ],
 )

@@ -43,6 +43,8 @@ __all__ = [
 NO_QUESTION = "no sentence ends in a question mark"
 TOO_FEW_FACTS = "fewer facts than seats"
 NO_NUMBER = "a hand without a number"
+TOO_LONG = "a text too long for a problem"
+MAX_TEXT = 20_000  # characters of a problem; sentencex takes 12 s for 160,000 opening quotation marks
 
 
 class CannotDeal(BadInput):
@@ -217,12 +219,15 @@ def _rule(name: str) -> Rule:
 def deal(task: Task, seats: str = "AB", rule: str = "clean") -> Deal:
     """Cut `task` by `rule`, unless it brings its own facts, and deal the facts round-robin to `seats`.
 
-    Raises CannotDeal where there is no question, fewer facts than seats, or a hand without a number.
+    Raises CannotDeal where the text is too long, there is no question, fewer facts than seats, or a hand without a
+    number.
     """
     if not seats.isalpha() or not seats.isascii() or len(set(seats)) != len(seats):
         raise BadInput(
             f"seats {seats!r}; expected one letter a seat, each once, such as AB or ABC", "order/seats"
         )
+    if len(task.text) > MAX_TEXT:
+        raise CannotDeal(task, TOO_LONG, f"{len(task.text):,} characters, at most {MAX_TEXT:,}")
     facts, question = (task.facts, task.question) if task.facts else cut(task.problem, rule)
     if not question:
         raise CannotDeal(task, NO_QUESTION, f"it ends in {task.text[-40:]!r}")
