@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import tyro
 from rich.console import Console
 
-from cotalk.config import Config
+from cotalk.config import COUNT, RANGES, SOME, Config, Range, check_ranges
 from cotalk.errors import BadInput, RunFailed, brief, printable
 
 console = Console()
@@ -327,8 +327,6 @@ class ChatCommand:
 
         from cotalk.seat import Guest, JsonLines, Left, Terminal, sit
 
-        if self.games < 0:
-            raise BadInput(f"--games {self.games}: expected 0 or more", "cli/number")
         shown = Console(stderr=True) if self.json else console
         seed = secrets.randbelow(10_000) if self.seed is None else self.seed
         if self.seed is None:
@@ -477,6 +475,13 @@ Command = Annotated[
 ]
 
 
+NUMBERS: dict[str, Range] = {  # of every number of a command that is no setting of a run
+    "workers": Range(0, 10_000), "price": Range(0, 10**9), "card_gib": Range(0, 10**6, without="least"),
+    "repeats": SOME, "chats_per_task": SOME, "margin": Range(0, 1, without="least, most"), "port": Range(0, 65535),
+    "games": COUNT, "seed": RANGES["seed"], "limit": COUNT,
+}  # fmt: skip
+
+
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     """KEY=VALUE, the value as TOML; a bare word that is no TOML value is a string."""
     import tomllib
@@ -537,6 +542,7 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _stopped)
         about = "Teach copies of a language model to communicate, and prove that they did."
         command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
+        check_ranges(command, NUMBERS, "--")
         return command()
     except (BadInput, RunFailed) as error:
         told = f"cotalk: {printable(str(error))} [{error.code}]"

@@ -330,7 +330,8 @@ def check_ranges(found: Any, ranges: Mapping[str, Range], where: str = "") -> No
             continue
         if f.name not in ranges or not ranges[f.name].holds(value):
             expected = ranges.get(f.name, "that its range stands in the table of ranges")
-            raise BadInput(f"{where}{f.name} = {brief(value)}: expected {expected}", "config/range")
+            name = f.name.replace("_", "-") if where == "--" else f.name
+            raise BadInput(f"{where}{name} = {brief(value)}: expected {expected}", "config/range")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
