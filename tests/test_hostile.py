@@ -6,6 +6,7 @@ tested beside that file (test_view.py, test_grade.py, test_report.py, test_serve
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import time
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import cotalk
 from conftest import CHATML, NO_SYSTEM, PLAIN, SPECIALS, THINKING, byte_tokenizer, small_base
 from cotalk.chat import BASE, Chat, Player, Reply, Rules, Seating, converse
 from cotalk.deal import Deal, deal
@@ -283,6 +285,41 @@ def test_an_arm_cannot_name_a_place_outside_its_study(tmp_path, name):
     with pytest.raises(BadInput, match="letters, digits and underscores") as refused:
         read_study(str(path))
     assert refused.value.code == "study/names"
+
+
+@pytest.mark.parametrize(
+    "name", ["...toml", "..toml", "-rf.toml", "a b.toml", "a\u202eb.toml", "$(id).toml", "a" * 101 + ".toml"]
+)
+def test_a_studys_file_cannot_name_a_place_outside_the_directory_of_runs(tmp_path, name):
+    (tmp_path / name).write_text("seeds = [1]\n[arms.open]\n")
+    with pytest.raises(BadInput, match="it names the directory of its results") as refused:
+        read_study(str(tmp_path / name))
+    assert refused.value.code == "study/names"
+
+
+RUNS_TEXT = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads", "torch.load",
+             "marshal.loads", "yaml.load", "subprocess.getoutput"}  # fmt: skip
+
+
+def calls_that_run_text(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            shell = any(k.arg in ("shell", "allow_pickle", "trust_remote_code") and ast.unparse(k.value) != "False"
+                        for k in node.keywords)  # fmt: skip
+            if shell or ast.unparse(node.func) in RUNS_TEXT:
+                found.append(f"{path.name}:{node.lineno} {ast.unparse(node.func)}")
+    return found
+
+
+def test_nothing_that_is_read_or_said_is_ever_evaluated_unpickled_or_given_to_a_shell(tmp_path):
+    (tmp_path / "bad.py").write_text(
+        "eval(x)\nsubprocess.run(x, shell=True)\nnp.load(x, allow_pickle=True)\nok(shell=False)"
+    )
+    assert len(calls_that_run_text(tmp_path / "bad.py")) == 3  # the search sees them
+    sources = [*Path(cotalk.__file__).parent.rglob("*.py")]
+    assert len(sources) > 50
+    assert [call for path in sources for call in calls_that_run_text(path)] == []
 
 
 @pytest.mark.parametrize(

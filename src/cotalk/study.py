@@ -19,6 +19,7 @@ Left out: how jobs are run and their files read back (jobs.py).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -260,10 +261,17 @@ def read_study(
     """A study by name (studies/NAME.toml of the package) or by file, with overrides of its [run] table."""
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
+        known = sorted(p.stem for p in STUDIES.glob("*.toml"))
         raise BadInput(
-            f"study {brief(name)}: there is no {path}; expected one of {known}, or a .toml file",
+            f"study {brief(name)}: there is no {path}{nearest(name, known)}; expected one of {', '.join(known)}, or a "
+            ".toml file",
             "study/missing",
+        )
+    if not re.fullmatch(r"[^\W_][\w.-]{0,99}", path.stem):
+        raise BadInput(
+            f"study {brief(path.name)}: expected a file's name of at most 100 letters, digits, '.', '-' and '_', the "
+            "first a letter or digit (it names the directory of its results)",
+            "study/names",
         )
     return study_from(path.stem, read_toml(path), overrides, seeds, str(path))
 
