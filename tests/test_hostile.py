@@ -10,6 +10,7 @@ import ast
 import itertools
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,9 +288,10 @@ def test_an_arm_cannot_name_a_place_outside_its_study(tmp_path, name):
     assert refused.value.code == "study/names"
 
 
-@pytest.mark.parametrize(
-    "name", ["...toml", "..toml", "-rf.toml", "a b.toml", "a\u202eb.toml", "$(id).toml", "a" * 101 + ".toml"]
-)
+STUDIES = ["...toml", "..toml", "-rf.toml", "a b.toml", "a\u202eb.toml", "$(id).toml", "a" * 101 + ".toml"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_studys_file_cannot_name_a_place_outside_the_directory_of_runs(tmp_path, name):
     (tmp_path / name).write_text("seeds = [1]\n[arms.open]\n")
     with pytest.raises(BadInput, match="it names the directory of its results") as refused:
@@ -297,8 +299,10 @@ def test_a_studys_file_cannot_name_a_place_outside_the_directory_of_runs(tmp_pat
     assert refused.value.code == "study/names"
 
 
-RUNS_TEXT = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads", "torch.load",
-             "marshal.loads", "yaml.load", "subprocess.getoutput"}  # fmt: skip
+RUNS_TEXT = set(
+    "eval exec compile __import__ os.system os.popen pickle.load pickle.loads torch.load marshal.loads yaml.load "
+    "subprocess.getoutput".split()
+)
 
 
 def calls_that_run_text(path: Path) -> list[str]:
