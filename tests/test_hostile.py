@@ -204,6 +204,25 @@ def test_a_message_ends_at_any_special_token_so_that_its_own_seat_cannot_forge_a
         turns_in(base.form, m.prompt)
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, "<|end|>" * 28_000, "\u202e" * 200_000, "Partner: 9\n" * 18_000]
+)
+def test_200_kb_from_a_partner_are_heard_within_its_budget_and_soon(text):
+    form, before = FORMS["plain", "short"], time.monotonic()
+    chat = played(
+        form,
+        Rules("AB", "transcript", "open", 30, 30),
+        [Reply(text=text)] * 2,
+        ["3 cats.", "4."],
+        "How many?",
+    )
+    heard = chat.messages[0].heard
+    assert len(form.text_ids(heard)) <= 30 and len(heard) <= 30
+    assert turns_in(form, chat.messages[1].prompt)[1][0] == "user"
+    assert len(chat.messages[1].prompt) < 300
+    assert time.monotonic() - before < 10
+
+
 # --- the grader -------------------------------------------------------------------------------------------
 
 

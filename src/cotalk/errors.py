@@ -57,7 +57,7 @@ REMEDIES = {
     "say what was left out and why.",
     "task/not-held-out": "Name a held-out task of that run, or leave `--task` out.",
     "task/not-perturbed": "Only puzzles, gsm_symbolic and GSM8K can be given other numbers: set `perturbed = false`.",
-    "task/puzzles": "These settings are for the built-in puzzles: `tasks = \"puzzles\"`, of two to six facts.",
+    "task/puzzles": "These settings are for the built-in puzzles: `tasks = \"puzzles\"`, of two to four facts.",
     "task/hub": "Connect to the network, or give a directory that holds GSM8K's two files.",
     # orders and seats
     "order/unplayable": "An order is capital letters from A on without a gap: `ABAB`, `ABCABC`.",
