@@ -341,10 +341,10 @@ def test_a_text_too_long_for_a_problem_is_refused_at_once_whatever_it_holds(piec
         with pytest.raises(CannotDeal) as told:
             deal(Task("t", "", "7", problem=piece * (2_000_000 // len(piece))), rule=rule)
         assert told.value.reason == TOO_LONG and "at most 20,000" in str(told.value)
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 10
     with pytest.raises(CannotDeal):  # the longest that is read: a quarter of a second
         deal(Task("t", "", "7", problem=(piece * 20_000)[:20_000]))
-    assert time.monotonic() - before < 4
+    assert time.monotonic() - before < 20  # a minute and more, if a million marks were cut
 
 
 def test_a_task_with_half_a_letter_is_dealt_like_any_other() -> None:

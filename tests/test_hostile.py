@@ -220,7 +220,7 @@ def test_200_kb_from_a_partner_are_heard_within_its_budget_and_soon(text):
     assert len(form.text_ids(heard)) <= 30 and len(heard) <= 30
     assert turns_in(form, chat.messages[1].prompt)[1][0] == "user"
     assert len(chat.messages[1].prompt) < 300
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 20
 
 
 # --- the grader -------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_hostile_mathematics_is_no_answer_soon_and_the_next_one_is_graded(text):
     assert not found.strict
     # a second of the child's own processor time at most, and next to nothing of ours
     assert time.process_time() - before[0] < 0.5
-    assert time.monotonic() - before[1] < 12
+    assert time.monotonic() - before[1] < 20
     assert grade(r"\boxed{\frac{14}{2}}", "7").strict
 
 
