@@ -70,5 +70,27 @@ def test_a_setting_that_is_none_is_refused(setting, capsys):
     assert "expected" in told and "Traceback" not in told and len(told) < 2_000
 
 
+@pytest.mark.parametrize(
+    ("typed", "told", "code"),
+    [
+        (["--lr", "0"], "cotalk: lr = 0.0: expected above 0", "config/range"),
+        (["--order", "AC"], "cotalk: order 'AC' cannot be played", "order/unplayable"),
+        (["--order", "A"], "cotalk: order = 'A' seats one player alone", "order/alone"),
+        (["--most-chats", "16"], "cotalk: most_chats = 16 changes nothing", "config/unused"),
+    ],
+)
+def test_a_setting_that_a_run_refuses_is_told_with_its_code(typed, told, code, capsys, tmp_path):
+    assert cli.main(["train", *typed, "--out", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(told) and shown.rstrip().endswith(f"[{code}]")
+
+
+def test_an_option_that_is_none_is_told_with_the_nearest(capsys):
+    assert cli.main(["train", "--lrr", "0"]) == 2
+    assert "--lr" in capsys.readouterr().err
+    assert cli.main(["train", "--help"]) == 0
+    assert "Peak learning rate" in capsys.readouterr().out
+
+
 def test_settings_of_a_run_are_no_numbers_of_a_command():
     assert not set(cli.NUMBERS) & {f.name for f in dataclasses.fields(Config)} - {"seed"}

@@ -6,6 +6,8 @@ on where it stopped). Left out: everything else; a command reads its arguments, 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -536,12 +538,33 @@ def _stopped(number: int, _: Any) -> None:
     raise SystemExit(128 + number)
 
 
+def _typed(arguments: list[str] | None) -> Callable[[], int]:
+    """The command that was typed. A setting that a Config refuses is told in our words, all else in tyro's."""
+
+    def read() -> Callable[[], int]:
+        about = "Teach copies of a language model to communicate, and prove that they did."
+        found: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
+        return found
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return read()
+    except SystemExit as stop:
+        error: BaseException | None = stop
+        while error is not None and not isinstance(error, BadInput):
+            error = error.__context__
+        if isinstance(error, BadInput):
+            raise error from None
+        if not stop.code:  # --help: it is told already
+            raise
+    return read()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (`cotalk` on the command line)."""
     try:
         signal.signal(signal.SIGTERM, _stopped)
-        about = "Teach copies of a language model to communicate, and prove that they did."
-        command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
+        command = _typed(arguments)
         check_ranges(command, NUMBERS, "--")
         return command()
     except (BadInput, RunFailed) as error:
