@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import math
 import tomllib
 import typing
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from cotalk import config as config_module
 from cotalk.chat import Rules
-from cotalk.config import STUDY_WIDE, Config, toml_table
+from cotalk.config import RANGES, STUDY_WIDE, Config, check_ranges, toml_table
 from cotalk.errors import BadInput
+from cotalk.study import RANGES as EVALUATE_RANGES
+from cotalk.study import Evaluate
 
 FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 KINDS = typing.get_type_hints(Config)
@@ -135,7 +138,7 @@ def test_a_count_that_may_be_none_refuses_less(name):
         (dict(alpha=0), "alpha = 0"),
         (dict(beta1=1.0), "beta1 = 1.0"),
         (dict(beta2=-0.1), "beta2 = -0.1"),
-        (dict(temperature=-1.0), "temperature=-1.0"),
+        (dict(temperature=-1.0), "temperature = -1.0"),
         (dict(normaliser=0), "normaliser = 0: expected"),
         (dict(normaliser=-3.5), "normaliser = -3.5: expected"),
         (dict(normaliser=float("inf")), "normaliser = inf: expected"),
@@ -158,11 +161,90 @@ def test_what_is_out_of_range_is_refused_with_what_was_given(bad, says):
         Config(**bad)
 
 
-@pytest.mark.parametrize("name", [n for n, kind in KINDS.items() if kind is float])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_no_number_is_infinite_or_none(name, value):
-    with pytest.raises(BadInput, match=name):
-        Config(**{name: value})
+def is_number(kind: object) -> bool:
+    return kind in (int, float) or float in typing.get_args(kind)
+
+
+@pytest.mark.parametrize(
+    ("made", "ranges", "kinds"),
+    [(Config, RANGES, KINDS), (Evaluate, EVALUATE_RANGES, typing.get_type_hints(Evaluate))],
+    ids=["run", "evaluate"],
+)
+def test_every_number_has_a_range_and_nothing_outside_it_is_taken(made, ranges, kinds):
+    # a new number cannot escape: it must stand in the table, and its ends are tried here
+    assert set(ranges) == {name for name, kind in kinds.items() if is_number(kind)}
+    for name, given_range in ranges.items():
+        step = 1 if kinds[name] is int else 0.001
+        past = [given_range.least - step, given_range.most * 2 + 1, 2**5000, -(2**5000)]
+        past += [] if kinds[name] is int else [math.nan, math.inf, -math.inf]
+        past += [given_range.least] * ("least" in given_range.without)
+        past += [given_range.most] * ("most" in given_range.without)
+        for value in past:
+            whole = int(value) if kinds[name] is int else value
+            with pytest.raises(BadInput, match=rf"{name} = .*: expected ") as refused:
+                made(**{name: whole})
+            assert refused.value.code == "config/range"
+        inside = [given_range.least + step, given_range.most / 2]
+        for value in [int(v) for v in inside] if kinds[name] is int else inside:
+            room = {"train_tasks": 10**9} if name == "problems" else {}
+            few = {"problems": 1} if name == "train_tasks" else {}
+            assert getattr(made(**{name: value} | room | few), name) == value
+
+
+def test_a_number_without_a_range_is_refused_whatever_it_is():
+    @dataclasses.dataclass
+    class New:
+        dial: int = 3
+
+    with pytest.raises(BadInput, match="dial = 3: expected that its range stands in the table"):
+        check_ranges(New(), RANGES)
+
+
+@given(st.text(st.sampled_from("ABCDabZ1 ") | st.characters(), max_size=8))
+@example("")
+@example("AC")
+@example("A")
+@example("AB" * 10_000)
+def test_an_order_is_played_or_refused_before_anything_runs(order):
+    fits = len(set(order)) >= 2 and "".join(sorted(set(order))) == "ABCDEFGH"[: len(set(order))]
+    if fits:
+        assert Config(order=order).rules.order == order
+    else:
+        with pytest.raises(BadInput) as refused:
+            Config(order=order)
+        # text with half a character is refused as text
+        assert refused.value.code in ("order/unplayable", "order/alone", "config/type")
+        assert len(str(refused.value)) < 500
+
+
+# --- what nothing reads ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        (dict(most_chats=16), dict(method="ada")),
+        (dict(round_chats=4), dict(method="ada")),
+        (dict(replay_share=0.25), dict(method="leave_one_out")),
+        (dict(replay_by="another"), dict(method="leave_one_out")),
+        (dict(snapshot_every=5), dict(pool="self, snapshots")),
+        (dict(paid="own", method="raft"), dict(method="grpo")),
+        (dict(scale_rewards=True, method="raft_published"), dict(method="mixed")),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused_with_what_would_read_it(settings, used):
+    c = Config(**settings)
+    (name,) = c.unused
+    with pytest.raises(
+        BadInput, match=rf"^here {name} = .* changes nothing with method = .*: expected .* leave it out"
+    ):
+        c.refuse_unused([name], "here ")
+    assert Config(**settings | used).unused == {}
+    c.refuse_unused(["steps"])  # names that are used are not refused
+
+
+def test_a_method_of_ones_own_may_read_every_setting():
+    assert Config(method="mine.py:Mine", most_chats=16, replay_share=0.1, paid="own").unused == {}
 
 
 def test_a_config_that_does_not_train_is_checked_no_less():
@@ -203,6 +285,12 @@ def test_an_unknown_key_is_refused_with_the_nearest_name_and_all_names(name, nea
     assert str(refused.value).startswith(f"my.toml [run] unknown key {name!r}")
     assert (f"(did you mean {nearest!r}?)" in str(refused.value)) == (nearest is not None)
     assert str(refused.value).endswith(", ".join(FIELDS))
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "repetition_penalty", "kl", "dropout"])
+def test_what_would_make_the_sampler_and_the_trainer_two_distributions_is_no_setting(name):
+    with pytest.raises(BadInput, match=f"unknown key '{name}'"):
+        Config().replaced({name: 0.9})
 
 
 def test_overrides_are_checked_like_the_rest_and_say_where_they_stand():
@@ -250,14 +338,30 @@ def test_a_toml_table_reads_back_equal_whatever_it_holds(table):
     assert [type(v) for v in again.values()] == [type(v) for v in table.values()]
 
 
-@given(
-    st.text(max_size=10),
-    st.floats(1e-12, 1e3),
-    st.integers(1, 10**6),
-    st.one_of(st.sampled_from(["credited", "sampled"]), st.floats(1e-3, 1e9)),
+def in_range(name: str) -> st.SearchStrategy:
+    """Any value that a number of the Config may take."""
+    given_range = RANGES[name]
+    if KINDS[name] is int:
+        return st.integers(int(given_range.least), int(given_range.most))
+    return st.floats(
+        given_range.least,
+        given_range.most,
+        exclude_min="least" in given_range.without,
+        exclude_max="most" in given_range.without,
+    )
+
+
+NUMBERS_OF_A_CONFIG = st.fixed_dictionaries({}, optional={name: in_range(name) for name in RANGES})
+ORDERS = st.integers(2, 5).flatmap(
+    lambda n: st.lists(st.sampled_from("ABCDE"[:n]), max_size=6).map(lambda some: "ABCDE"[:n] + "".join(some))
 )
-def test_any_config_reads_back_equal(text, lr, steps, normaliser):
-    c = Config(tasks=text, lr=lr, steps=steps, normaliser=normaliser)
+
+
+@given(st.text(max_size=10), ORDERS, NUMBERS_OF_A_CONFIG)
+def test_any_config_reads_back_equal(text, order, numbers):
+    tasks = {"problems": 1} | numbers
+    tasks["train_tasks"] = max(tasks["problems"], numbers.get("train_tasks", 1))
+    c = Config(**(tasks | {"tasks": text, "order": order}))
     assert Config(**tomllib.loads(toml_table(c.as_dict()))) == c
 
 
@@ -305,7 +409,7 @@ def test_the_published_schedule_starts_at_its_peak_and_ends_one_step_before_noth
 def test_symmetries_shares_and_bounds_that_make_no_sense_are_refused() -> None:
     with pytest.raises(BadInput, match="'role' is none; expected some of roles, dealing, names, phrasing"):
         Config(symmetries="role")
-    with pytest.raises(BadInput, match=r"replay_share = 1\.5: expected a share from 0 to 1"):
+    with pytest.raises(BadInput, match=r"replay_share = 1\.5: expected at least 0 and at most 1"):
         Config(replay_share=1.5)
     with pytest.raises(BadInput, match="samples = -1: expected at least 0"):
         Config(samples=-1)

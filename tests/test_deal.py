@@ -16,6 +16,7 @@ from cotalk.deal import (
     NO_QUESTION,
     RULES,
     TOO_FEW_FACTS,
+    TOO_LONG,
     CannotDeal,
     Deal,
     cut,
@@ -318,6 +319,38 @@ def test_too_few_tasks_are_told_with_their_counts(tmp_path: Path) -> None:
     assert "has 3 train tasks for seats AB under rule clean, 4 were asked for" in str(told.value)
     assert f"1 not: {NO_QUESTION}; 1 dropped: also in heldout" in str(told.value)
     assert "--train" in str(told.value)
+
+
+def test_a_file_without_any_task_that_can_be_dealt_is_told_with_the_first_line_and_why(
+    tmp_path: Path,
+) -> None:
+    source = own(tmp_path / "m.jsonl", "Ann has cats.", "Ben has 4. How many?", "What?")
+    with pytest.raises(BadInput) as told:
+        splits(source, train=2, dev=0, heldout=1)
+    assert "has 0 heldout tasks" in str(told.value) and "0 dealt of 3 read" in str(told.value)
+    assert f"The first that cannot be dealt: {source}:1: task 'm-1' cannot be dealt: {NO_QUESTION}" in str(
+        told.value
+    )
+    assert told.value.code == "task/too-few"
+
+
+@pytest.mark.parametrize("piece", ["“", "‘a ", "«", "`", "x", "3 cats. "])
+def test_a_text_too_long_for_a_problem_is_refused_at_once_whatever_it_holds(piece: str) -> None:
+    before = time.monotonic()
+    for rule in ("clean", "published"):
+        with pytest.raises(CannotDeal) as told:
+            deal(Task("t", "", "7", problem=piece * (2_000_000 // len(piece))), rule=rule)
+        assert told.value.reason == TOO_LONG and "at most 20,000" in str(told.value)
+    assert time.monotonic() - before < 10
+    with pytest.raises(CannotDeal):  # the longest that is read: a quarter of a second
+        deal(Task("t", "", "7", problem=(piece * 20_000)[:20_000]))
+    assert time.monotonic() - before < 20  # a minute and more, if a million marks were cut
+
+
+def test_a_task_with_half_a_letter_is_dealt_like_any_other() -> None:
+    # only a function of one's own can bring one: files are refused
+    found = deal(Task("t", "", "7", problem="Ann has 3 \ud800 cats. Ben has 4. How many?"))
+    assert found.hands["A"] == ("Ann has 3 \ud800 cats.",)
 
 
 @pytest.mark.parametrize("source", ["puzzles", f"{EXAMPLES / 'own_tasks.py'}:sums"])

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from conftest import deals, small_base, small_model
-from cotalk.chat import Player, Reply, Seating, View, converse
+from cotalk.chat import BASE, Player, Reply, Rules, Seating, View, converse
 from cotalk.config import Config
 from cotalk.engines import hf
 from cotalk.engines.hf import HfEngine, segments_of
@@ -224,6 +224,21 @@ def test_one_batch_for_all_runs_gives_the_same_tokens() -> None:
     assert all(same(a, b) for x, y in zip(parts, apart) for a, b in zip(x, y, strict=True))
 
 
+def test_sampling_settings_that_come_with_a_base_change_nothing() -> None:
+    # generation_config.json of a hub model often cuts the distribution, which the trainer's log-probabilities do not
+    plain, cut = small_base(), small_base()
+    cut.model.generation_config.update(
+        top_k=1, top_p=0.1, temperature=0.1, repetition_penalty=5.0, do_sample=True
+    )
+    said = []
+    for base in (plain, cut):
+        engine = HfEngine(Stack(base.model, 1, rank=2, alpha=4), base.form.end_ids)
+        players = dict.fromkeys("AB", BASE)
+        playing = converse([Seating(d, players, 0, (1, d.task.id)) for d in deals(3)], Rules("AB"), base.form)
+        said.append(engine.reply([next(playing)]))
+    assert said[0] == said[1]
+
+
 def test_rows_sorted_by_adapter_become_segments() -> None:
     assert segments_of([0, 0, 2, 5, 5, 5]) == [(0, 0, 2), (2, 2, 3), (5, 3, 6)]
     assert segments_of([1]) == [(1, 0, 1)]
@@ -233,12 +248,17 @@ def test_rows_sorted_by_adapter_become_segments() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
-@pytest.mark.parametrize("view_name", ["dialogue", "transcript"])
+@pytest.mark.parametrize(
+    ("view_name", "dropout"), [("dialogue", 0.0), ("transcript", 0.0), ("dialogue", 0.5)]
+)
 def test_log_probabilities_equal_the_trainers_score_of_the_same_ids(
-    temperature: float, view_name: str
+    temperature: float, view_name: str, dropout: float
 ) -> None:
-    """The engine reads a prompt in a left-padded batch with a cache; the trainer reads whole right-padded rows."""
-    base = small_base()
+    """The engine reads a prompt in a left-padded batch with a cache; the trainer reads whole right-padded rows.
+
+    dropout: of the base's attention; it would make them two different networks.
+    """
+    base = small_base(attention_dropout=dropout)
     config = Config(message_tokens=12, answer_tokens=20, temperature=temperature, view=view_name)
     stack = filled(Stack(base.model, 2, rank=4, alpha=8))
     engine, learner = HfEngine(stack, base.form.end_ids), Learner(stack, {"A": 1, "B": 2}, config)

@@ -234,6 +234,11 @@ LAST = PEFT_PREFIX + "model.layers.1.mlp.down_proj.lora_B.weight"
 FAULTS = {
     "rank": (lambda d: rewrite(d, r=8), "r=8"),
     "alpha": (lambda d: rewrite(d, lora_alpha=16), "lora_alpha=16"),
+    "alpha a text": (lambda d: rewrite(d, lora_alpha="many"), "lora_alpha=many"),
+    "alpha missing": (lambda d: rewrite(d, lora_alpha=None), "lora_alpha=None"),
+    "another base by a number": (lambda d: (d / "cotalk_adapter.json").write_text('{"base_sha256": 5}'), "--base"),
+    "config without end": (lambda d: (d / "adapter_config.json").write_text("[" * 100_000), "not JSON"),
+    "config not UTF-8": (lambda d: (d / "adapter_config.json").write_bytes(b"\xff"), "not JSON"),
     "rank-stabilised": (lambda d: rewrite(d, use_rslora=True), "use_rslora"),
     "ranks by layer": (lambda d: rewrite(d, rank_pattern={"q_proj": 2}), "rank_pattern"),
     "another kind": (lambda d: rewrite(d, peft_type="IA3"), "IA3"),

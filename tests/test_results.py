@@ -387,6 +387,21 @@ def test_the_check_finds_what_was_spoiled(
     assert any(fault in line for line in check(results)), check(results)
 
 
+@pytest.mark.parametrize("depth", [500, 900, 980, 100_000])
+def test_a_document_that_is_nested_without_end_is_refused(tmp_path: Path, depth: int) -> None:
+    (tmp_path / "results.json").write_text('{"schema": 1, "x": ' + "[" * depth + "]" * depth + "}")
+    with pytest.raises(BadInput, match=r"expected|not JSON"):
+        read(tmp_path / "results.json")
+
+
+def test_a_document_without_sizes_and_with_markup_in_its_names_is_shown(results: dict[str, Any]) -> None:
+    results["study"] = "[/x] [bold"
+    for condition in results["conditions"].values():
+        condition["size"].pop("runs")
+    assert check(results) == []
+    assert "[/x] [bold: tasks solved" in shown(results)
+
+
 def test_many_faults_are_told_as_ten_and_a_count(results: dict[str, Any], tmp_path: Path) -> None:
     for condition in results["conditions"].values():
         condition["talk"] = dict.fromkeys("abcd")

@@ -25,7 +25,7 @@ from cotalk.jobs import begin, prepare, run_jobs, run_study
 from cotalk.results import Score
 from cotalk.study import Evaluate, Job, Study, read_study, study_from
 from cotalk.task import UNSEEN_TEMPLATES
-from toy import SETTINGS, everything, toy_base, toy_grader, toy_tasks
+from toy import SETTINGS, everything, toy_base, toy_config, toy_grader, toy_tasks
 
 TABLE: dict[str, Any] = {
     "seeds": [17, 18],
@@ -110,6 +110,16 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "words for a number": ({"evaluate": {"chats": "two"}}, "chats = 'two': expected a whole number"),
     "a number for true": ({"evaluate": {"greedy": 1}}, "greedy = 1: expected true or false"),
     "no chats": ({"evaluate": {"chats": 0}}, "at least 1"),
+    "two seeds that are one": ({"seeds": [17, 17]}, "stands twice"),
+    "a seed that no file can hold": ({"seeds": [2**63]}, "from 0 on"),
+    "a seed of 5,000 bits": ({"seeds": [2**5000]}, "from 0 on"),
+    "a setting that an arm's method does not read": (
+        {"arms": {"open": {"most_chats": 9}}}, r"\[arms\.open\] most_chats = 9 changes nothing .* methods ada"),
+    "a setting that no arm reads": ({"run": {"replay_share": 0.1}}, r"\[run\] replay_share = 0\.1 changes nothing"),
+    "an order without seats": ({"run": {"order": ""}}, "order '' cannot be played"),
+    "an order with a gap": ({"run": {"order": "AC"}}, "order 'AC' cannot be played"),
+    "a seat alone": ({"run": {"order": "A"}}, "at least two seats in training"),
+    "a long name": ({"arms": {"a" * 65: {}}}, "at most 64 letters"),
     "no trained evaluation": ({"evaluate": {"trained_repeats": 0}}, "trained_repeats = 0: expected at least 1"),
 }  # fmt: skip
 
@@ -119,6 +129,22 @@ def test_a_study_that_cannot_be_run_is_refused_before_it_starts(fault: str) -> N
     changes, told = FAULTS[fault]
     with pytest.raises(BadInput, match=told):
         made({"compare": []} | changes)
+
+
+def test_a_setting_that_one_arm_reads_may_stand_in_run() -> None:
+    assert made(
+        {"run": {"most_chats": 9}, "arms": {"open": {}, "ada": {"method": "ada"}}, "compare": []}
+    ).arms
+
+
+def test_more_seats_than_a_task_has_facts_are_refused_with_the_first_of_them(tmp_path: Path) -> None:
+    tasks = toy_tasks(tmp_path / "sums.jsonl")  # two facts each
+    config = toy_config(tasks=str(tasks), order="ABCABC")
+    with pytest.raises(
+        BadInput, match=r"seats ABC .* not: fewer facts than seats.*sums\.jsonl:1: task 'sum-0'"
+    ) as told:
+        prepare(config)
+    assert told.value.code == "task/too-few"
 
 
 def test_files_that_are_no_study_are_refused(tmp_path: Path) -> None:
@@ -586,10 +612,10 @@ def test_unseen_templates_are_played_beside_the_held_out_tasks(here: None, tmp_p
 @pytest.mark.parametrize(
     ("evaluation", "told"),
     [
-        ({"unseen": -1}, "0 or more tasks"),
+        ({"unseen": -1}, "unseen = -1: expected at least 0"),
         ({"causal": ["silence"]}, "replaced by 'silence'"),
         ({"causal": True}, "a list of words"),
-        ({"margin": 1.5}, "from 0 to below 1"),
+        ({"margin": 1.5}, "margin = 1.5: expected at least 0 and below 1"),
         ({"margin": "big"}, "a number"),
         ({"perturbed": 1}, "true or false"),
     ],

@@ -157,6 +157,55 @@ def test_any_json_object_is_a_task_or_a_told_mistake(
         assert len(tasks) == 1
 
 
+DAMAGE = st.sampled_from(
+    [
+        *(b"\xff", b"{", b"[]", b"null", b"7", b'"x"', b"{}", b"\x00", b"[" * 5000),
+        *(
+            b'{"problem": 7, "gold": "7"}',
+            b'{"problem": "a?", "gold": "}{"}',
+            b'{"facts": ["a"], "gold": "7"}',
+        ),
+        b'{"id": "row 0", "problem": "3?", "gold": "7"}',
+    ]
+)
+
+
+@given(st.integers(2, 12), st.data(), DAMAGE)
+def test_one_damaged_line_among_good_ones_is_told_by_its_number(
+    tmp_path_factory: pytest.TempPathFactory, rows: int, data: st.DataObject, damage: bytes
+) -> None:
+    at = data.draw(st.integers(1, rows - 1))
+    lines = [json.dumps({**GOOD, "id": f"row {i}"}).encode() for i in range(rows)]
+    path = tmp_path_factory.mktemp("damaged") / "m.jsonl"
+    path.write_bytes(b"\n".join([*lines[:at], damage, *lines[at:]]))
+    with pytest.raises(BadInput) as told:
+        list(load(str(path)))
+    assert str(told.value).startswith(f"{path}:{at + 1}: ")
+    assert "expected" in str(told.value) and told.value.code.startswith("task/")
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([b""], "task/empty"),
+        ([b"\xff"], "task/not-utf8"),
+        ([b"{"], "task/not-json"),
+        ([{"gold": "7"}], "task/missing-key"),
+        ([{"problem": 7, "gold": "7"}], "task/wrong-type"),
+        ([{"problem": " ", "gold": "7"}], "task/no-text"),
+        ([{**GOOD, "gold": "}{"}], "task/gold"),
+        ([{**GOOD, "id": "x"}, {**GOOD, "id": "x"}], "task/same-id"),
+        ([b"x" * (MAX_LINE + 1)], "task/long-line"),
+        ([{**GOOD, "facts": ["a"]}], "task/shape"),
+        ([{**GOOD, "id": "x" * 201}], "task/id"),
+    ],
+)
+def test_each_mistake_in_a_task_file_has_its_own_code(tmp_path: Path, rows: list, code: str) -> None:
+    with pytest.raises(BadInput) as told:
+        list(load(written(tmp_path / "m.jsonl", *rows)))
+    assert told.value.code == code
+
+
 # --- names and paths -------------------------------------------------------------------------------
 
 

@@ -271,17 +271,28 @@ def test_a_message_that_ended_with_another_end_token_still_gets_the_templates_ow
     tokenizer = byte_tokenizer(PLAIN)
     tokenizer.eos_token = "<|pad|>"
     form = ChatFormat(tokenizer, "short")
-    assert form.end_ids == (4, 0)
+    assert form.end_ids == (4, 0, 1, 2, 3)  # the template's own first, and every special token ends a message
     chat = play(form, Rules("ABAB", "dialogue", "open", 9, 9), [Reply((69, 0), (-1.0, -1.0))] * 4)
     first, second = (m for m in chat.messages if m.seat == "A")
     assert second.prompt[: len(first.prompt) + 4] == (*first.prompt, 69, 0, 4, 2)
     assert first.said == "a"
 
 
+def test_every_special_token_ends_a_message_and_an_added_one_that_is_not_special_does_not():
+    # 261, 262 are <think> and </think> here: part of what a thinking model says, split only in others' texts
+    assert ChatFormat(byte_tokenizer(PLAIN, added=("<think>", "</think>")), "short").end_ids == (
+        4,
+        0,
+        1,
+        2,
+        3,
+    )
+
+
 def test_the_end_token_is_found_behind_a_space_that_a_template_puts_before_it():
     spaced = PLAIN.replace("{{ m.content }}<|end|>", "{{ m.content }} <|end|>")
     form = ChatFormat(byte_tokenizer(spaced), "short")
-    assert form.end_ids == (4,)
+    assert form.end_ids[0] == 4
     chat = play(form, Rules("ABAB", "dialogue", "open", 9, 9), [ended(form, "x")] * 4)
     first, second = (m for m in chat.messages if m.seat == "A")
     assert second.prompt[len(first.prompt) :][:3] == (92, 4, 2)  # "x", its sampled end, <|user|>
@@ -322,7 +333,7 @@ def test_a_template_that_moves_the_system_text_as_a_chat_grows_is_refused_for_di
     form = ChatFormat(byte_tokenizer(LATE_SYSTEM), "short")
     with pytest.raises(BadInput, match=r"ours is .* and apply_chat_template gives"):
         form.require_dialogue()
-    assert form.end_ids == (4,)
+    assert form.end_ids[0] == 4
     chat = play(form, Rules("ABAB", "transcript", "open", 30, 30), [ended(form, w) for w in SAID[:4]])
     for turn, message in enumerate(chat.messages):
         assert list(message.prompt) == as_template(form, chat, turn)
@@ -350,7 +361,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused():
 def test_a_tokenizer_without_any_end_token_is_refused():
     endless = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
     tokenizer = byte_tokenizer(endless)
-    assert ChatFormat(tokenizer, "short").end_ids == (4,)  # the tokenizer's own, where the template has none
+    assert ChatFormat(tokenizer, "short").end_id == 4  # the tokenizer's own, where the template has none
     tokenizer.eos_token = None
     with pytest.raises(BadInput, match="expected `eos_token`"):
         ChatFormat(tokenizer, "short")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import json
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,8 @@ import torch
 
 from cotalk.chat import Rules
 from cotalk.deal import Deal
-from cotalk.errors import BadInput
+from cotalk.disk import read_json
+from cotalk.errors import BadInput, brief
 from cotalk.lora import weights_sha256
 from cotalk.view import ChatFormat
 
@@ -69,7 +69,8 @@ class Base:
         if room and needed > room:
             raise BadInput(
                 f"a chat may need {needed:,} tokens (the longest task's prompt and every message at its cap), and base "
-                f"{self.name!r} holds {room:,}: lower --message-tokens or --answer-tokens, or shorten the order"
+                f"{self.name!r} holds {room:,}: lower --message-tokens or --answer-tokens, or shorten the order",
+                "base/context",
             )
 
 
@@ -80,10 +81,13 @@ def pick_device(device: str) -> str:
     try:
         wanted = torch.device(device)
     except RuntimeError as error:
-        raise BadInput(f'device {device!r}: expected "cpu", "cuda" or "cuda:0"') from error
+        raise BadInput(f'device {device!r}: expected "cpu", "cuda" or "cuda:0"', "device/unknown") from error
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         seen = torch.cuda.device_count() or "no"
-        raise BadInput(f"device {device!r}: torch {torch.__version__} sees {seen} GPU here; use --device cpu")
+        raise BadInput(
+            f"device {device!r}: torch {torch.__version__} sees {seen} GPU here; use --device cpu",
+            "device/missing",
+        )
     return device
 
 
@@ -100,7 +104,8 @@ def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str
         made = "" if name == "tiny" else f" --settings {where.parent / name}.toml"
         raise BadInput(
             f"the {name} base is missing from {where}: reinstall cotalk, or make it with "
-            f"`cotalk base tiny{made} --out {where}`"
+            f"`cotalk base tiny{made} --out {where}`",
+            "base/missing",
         )
     if where.suffix == ".gguf":
         model, tokenizer = _from_gguf(where, dtype)
@@ -126,12 +131,10 @@ def _notes(where: Path) -> dict[str, Any]:
     path = where / "cotalk_base.json"
     if not path.is_file():
         return {}
-    try:
-        notes = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON ({error}): expected an object with the base's wording") from error
-    if not isinstance(notes, dict):
-        raise BadInput(f"{path} holds {notes!r}: expected an object with the base's wording")
+    expected = 'an object with the base\'s wording, such as {"wording": "short"}'
+    notes = read_json(path, expected, "base/notes")
+    if not isinstance(notes, dict) or not isinstance(notes.get("wording", ""), str):
+        raise BadInput(f"{path} holds {brief(notes)}: expected {expected}", "base/notes")
     return notes
 
 
@@ -144,13 +147,15 @@ def _from_directory(directory: Path, dtype: str) -> tuple[Any, Any]:
             else ""
         )
         raise BadInput(
-            f"base {directory}: no config.json in that directory; expected a transformers model directory{hint}"
+            f"base {directory}: no config.json in that directory; expected a transformers model directory{hint}",
+            "base/not-a-model",
         )
     if not list(directory.glob("*.safetensors")):
         pickles = sorted(p.name for kind in ("*.bin", "*.pt", "*.pth") for p in directory.glob(kind))
         raise BadInput(
             f"base {directory}: no .safetensors in that directory{f' ({pickles[0]} is a pickle)' if pickles else ''}. "
-            "Pickles can run code when they are read, so they are refused: save the model with save_pretrained"
+            "Pickles can run code when they are read, so they are refused: save the model with save_pretrained",
+            "base/pickle",
         )
     expected = "a directory that transformers' AutoModelForCausalLM and AutoTokenizer can load"
     with _bars(shown=sum(f.stat().st_size for f in directory.glob("*.safetensors")) > LARGE):
@@ -175,7 +180,8 @@ def _bars(shown: bool) -> Iterator[None]:
 def _from_hub(name: str, dtype: str) -> tuple[Any, Any]:
     if "/" not in name and difflib.get_close_matches(name.lower(), ["tiny"]):
         raise BadInput(
-            f'base {name!r} is not known (did you mean "tiny"?): names on the hub read OWNER/MODEL'
+            f'base {name!r} is not known (did you mean "tiny"?): names on the hub read OWNER/MODEL',
+            "base/unknown",
         )
     expected = (
         "the name of a model on the Hugging Face hub that has .safetensors (is there a network? is the name right? "
@@ -210,13 +216,16 @@ def _load(name: str, expected: str, dtype: str, **how: Any) -> tuple[Any, Any]:
         SafetensorError,
     ) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(f"base {name!r} could not be loaded: {first}; expected {expected}") from error
+        raise BadInput(
+            f"base {name!r} could not be loaded: {first}; expected {expected}", "base/unreadable"
+        ) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
         raise BadInput(
             f"base {name!r}: its weights lack {len(missing)} of the tensors of {type(model).__name__} "
-            f"({', '.join(missing[:3])}, ...); expected {expected}, with weights for its config.json"
+            f"({', '.join(missing[:3])}, ...); expected {expected}, with weights for its config.json",
+            "base/weights",
         )
     return model, tokenizer
 
@@ -224,12 +233,13 @@ def _load(name: str, expected: str, dtype: str, **how: Any) -> tuple[Any, Any]:
 def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
     """A GGUF refuses `save_pretrained`, so its weights are copied into a fresh model of the same class."""
     if not path.is_file():
-        raise BadInput(f"base {path}: that file does not exist; expected a .gguf file")
+        raise BadInput(f"base {path}: that file does not exist; expected a .gguf file", "base/missing")
     try:
         import gguf  # noqa: F401
     except ImportError as error:
         raise BadInput(
-            f"base {path}: reading GGUF needs the package gguf; type: pip install 'cotalk[gguf]'"
+            f"base {path}: reading GGUF needs the package gguf; type: pip install 'cotalk[gguf]'",
+            "package/missing",
         ) from error
     loaded, tokenizer = _load(str(path.parent), "a whole .gguf file", "float32", gguf_file=path.name)
     model = type(loaded)(loaded.config).eval()
@@ -242,7 +252,8 @@ def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
     if len(tokenizer) > rows:
         raise BadInput(
             f"base {name!r}: its tokenizer has {len(tokenizer)} entries and its embedding {rows} rows; expected a "
-            "tokenizer that belongs to the model"
+            "tokenizer that belongs to the model",
+            "base/vocabulary",
         )
 
 

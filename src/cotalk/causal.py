@@ -55,10 +55,14 @@ class Knockout:
     def __post_init__(self) -> None:
         if self.by not in REPLACEMENTS:
             raise BadInput(
-                f"a message cannot be replaced by {self.by!r}: expected one of {', '.join(REPLACEMENTS)}"
+                f"a message cannot be replaced by {self.by!r}: expected one of {', '.join(REPLACEMENTS)}",
+                "talk/replacement",
             )
         if not self.turns:
-            raise BadInput("a knock-out without turns was given: expected at least one turn, from 0 on")
+            raise BadInput(
+                "a knock-out without turns was given: expected at least one turn, from 0 on",
+                "talk/replacement",
+            )
 
     @property
     def name(self) -> str:
@@ -95,7 +99,8 @@ def play(
     rules = condition.rules(evaluation.config)
     if len(rules.seats) < 2:
         raise BadInput(
-            f"condition {condition.name!r} seats one player: expected one where somebody hears a message"
+            f"condition {condition.name!r} seats one player: expected one where somebody hears a message",
+            "talk/replacement",
         )
     which = knockouts(rules.order) if which is None else which
     for knockout in which:
@@ -119,10 +124,14 @@ def _refuse_turns(knockout: Knockout, order: str) -> None:
     speakers = {order[turn] for turn in knockout.turns if 0 <= turn < len(order)}
     if len(speakers) != 1 or not all(0 <= turn < len(order) for turn in knockout.turns):
         raise BadInput(
-            f"turns {list(knockout.turns)} of order {order!r}: expected turns of one seat, from 0 on"
+            f"turns {list(knockout.turns)} of order {order!r}: expected turns of one seat, from 0 on",
+            "talk/replacement",
         )
     if not set(order[min(knockout.turns) + 1 :]) - speakers:
-        raise BadInput(f"nobody hears turn {min(knockout.turns)} of order {order!r}: expected an earlier one")
+        raise BadInput(
+            f"nobody hears turn {min(knockout.turns)} of order {order!r}: expected an earlier one",
+            "talk/replacement",
+        )
 
 
 def _seatings(evaluation: Evaluation, condition: Condition, rules: Rules, once: Pass) -> list[Seating]:
@@ -179,7 +188,8 @@ def _play_replaced(
     if set(words) != {(s.deal.task.id, s.number) for s in seatings}:
         raise RunFailed(
             f"{path.parent}: the plain chats on disk are not those of {len(evaluation.heldout)} tasks x {once.chats} "
-            "chats; remove that directory"
+            "chats; remove that directory",
+            "results/chats",
         )
     seatings = [replace(s, replaced=words[s.deal.task.id, s.number]) for s in seatings]
     chats: list[Chat] = yield from converse(seatings, rules, evaluation.form)
@@ -212,7 +222,9 @@ def replacements(plain: Sequence[Json], knockout: Knockout) -> dict[tuple[str, i
             if missing:
                 raise RunFailed(
                     f"the plain chats hold no words of the base at turn {missing[0]}: they were played for other "
-                    "knock-outs. Remove their file (scores/causal/.../RUN.plain.jsonl); the same command plays it again"
+                    "knock-outs. Remove their file (scores/causal/.../RUN.plain.jsonl); the same command plays it "
+                    "again",
+                    "results/chats",
                 )
             found[here] = {turn: line["base_says"][str(turn)] for turn in knockout.turns}
     return found
@@ -223,7 +235,10 @@ def _others(plain: Sequence[Json]) -> dict[tuple[str, int], Json]:
     lines = {(line["task"], line["chat"]): line for line in plain}
     tasks = sorted({task for task, _ in lines})
     if len(tasks) < 2:
-        raise BadInput(f"{len(tasks)} task was given: expected at least two, to hear another task's message")
+        raise BadInput(
+            f"{len(tasks)} task was given: expected at least two, to hear another task's message",
+            "talk/replacement",
+        )
     order = [tasks[i] for i in generator("causal", "another").permutation(len(tasks))]
     after = dict(zip(order, [*order[1:], order[0]], strict=True))
     return {(task, number): lines[after[task], number] for task, number in lines}
@@ -288,7 +303,9 @@ def effects(
     runs: {name of a run: its seed}. One run: intervals over tasks, of this checkpoint. Several: over seeds and tasks.
     """
     if not runs:
-        raise BadInput(f"no run of condition {condition.name!r} was given; expected at least one")
+        raise BadInput(
+            f"no run of condition {condition.name!r} was given; expected at least one", "results/chats"
+        )
     plain = [_read(file_of(directory, condition, run, None, greedy)) for run in runs]
     order = plain[0][0]["order"]
     found = []
@@ -312,7 +329,8 @@ def _read(path: Path) -> list[Json]:
     lines = read_lines(path)
     if not lines:
         raise RunFailed(
-            f"{path}: no chats are on disk; expected those of a knock-out that was played to its end"
+            f"{path}: no chats are on disk; expected those of a knock-out that was played to its end",
+            "results/chats",
         )
     return lines
 
@@ -325,11 +343,13 @@ def _scores(lines: Sequence[Json], tasks: Sequence[str], seats: str) -> Floats:
     for line in lines:
         if line["task"] not in place:
             raise RunFailed(
-                f"a chat of task {line['task']!r} is on disk, which is none of the {len(tasks)} given"
+                f"a chat of task {line['task']!r} is on disk, which is none of the {len(tasks)} given",
+                "results/chats",
             )
         found[place[line["task"]], line["chat"]] = [line["rewards"][seat] for seat in seats]
     if np.isnan(found).any():
         raise RunFailed(
-            f"the chats on disk are not those of {len(tasks)} tasks x {chats} chats; remove their file"
+            f"the chats on disk are not those of {len(tasks)} tasks x {chats} chats; remove their file",
+            "results/chats",
         )
     return found

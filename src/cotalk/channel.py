@@ -31,5 +31,7 @@ CHANNELS: dict[str, Channel] = {"open": open_channel, "closed": closed_channel}
 def channel(name: str) -> Channel:
     """The channel of this name."""
     if name not in CHANNELS:
-        raise BadInput(f"channel {name!r} is not known: expected one of {', '.join(CHANNELS)}")
+        raise BadInput(
+            f"channel {name!r} is not known: expected one of {', '.join(CHANNELS)}", "config/choice"
+        )
     return CHANNELS[name]

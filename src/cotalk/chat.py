@@ -22,7 +22,7 @@ from typing import Any
 
 from cotalk.channel import channel
 from cotalk.deal import Deal
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, brief
 from cotalk.grade import Grade
 from cotalk.sample import key
 from cotalk.view import VIEWS, ChatFormat, Line, Scene, one_line
@@ -35,8 +35,9 @@ def seats_of(order: str) -> str:
     seats = "".join(sorted(set(order)))
     if not seats or seats != string.ascii_uppercase[: len(seats)]:
         raise BadInput(
-            f'order {order!r} cannot be played: expected capital letters from A on without a gap, such as "ABAB" '
-            'for two seats with two turns each, or "ABCABC" for three'
+            f'order {brief(order)} cannot be played: expected capital letters from A on without a gap, such as "ABAB" '
+            'for two seats with two turns each, or "ABCABC" for three',
+            "order/unplayable",
         )
     return seats
 
@@ -75,14 +76,17 @@ class Rules:
         seats_of(self.order)
         channel(self.channel)
         if self.view not in VIEWS:
-            raise BadInput(f"view {self.view!r} is not known: expected one of {', '.join(VIEWS)}")
+            raise BadInput(
+                f"view {self.view!r} is not known: expected one of {', '.join(VIEWS)}", "config/choice"
+            )
         if self.message_tokens < 1 or self.answer_tokens < 1:
             raise BadInput(
                 f"token budgets message_tokens={self.message_tokens}, answer_tokens={self.answer_tokens}: "
-                "expected at least 1 each"
+                "expected at least 1 each",
+                "config/range",
             )
         if not 0 <= self.temperature < float("inf"):
-            raise BadInput(f"temperature={self.temperature}: expected 0 (greedy) or more")
+            raise BadInput(f"temperature={self.temperature}: expected 0 (greedy) or more", "config/range")
 
     @property
     def seats(self) -> str:
@@ -255,7 +259,8 @@ def _check(seating: Seating, rules: Rules, form: ChatFormat) -> None:
         if set(seats) != set(rules.seats):
             raise BadInput(
                 f"order {rules.order!r} seats {rules.seats}, but task {seating.deal.task.id!r} {what} "
-                f"{''.join(sorted(seats)) or 'nobody'}: expected the seats {rules.seats}, one each"
+                f"{''.join(sorted(seats)) or 'nobody'}: expected the seats {rules.seats}, one each",
+                "order/seats",
             )
     speaks_twice = len(rules.order) > len(rules.seats)
     if rules.view == "dialogue" and speaks_twice:

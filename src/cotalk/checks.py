@@ -18,7 +18,6 @@ import json
 import re
 import subprocess
 import textwrap
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cotalk import results, stats
-from cotalk.config import Config
+from cotalk.config import Config, read_toml
+from cotalk.disk import read_json
 from cotalk.errors import BadInput
 from cotalk.recompute import recompute
 from cotalk.results import Score
@@ -88,15 +88,24 @@ class Evidence:
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            raise BadInput(f"there is no {path}; expected a study's or run's directory, or a results.json")
+            raise BadInput(
+                f"there is no {path}; expected a study's or run's directory, or a results.json",
+                "results/missing",
+            )
         self.path = path if path.is_dir() else path.parent
         self.only_results = path.is_file()
         self._lines: dict[Path, list[Json]] = {}
         if self.only_results and path.suffix != ".json":
-            raise BadInput(f"{path} is no directory and no .json file; expected a study's results.json")
+            raise BadInput(
+                f"{path} is no directory and no .json file; expected a study's results.json",
+                "results/missing",
+            )
         names = ("study.toml", "config.toml", "results.json")
         if not self.only_results and not any((path / name).is_file() for name in names):
-            raise BadInput(f"{path} holds no {', '.join(names)}; expected the directory of a study or a run")
+            raise BadInput(
+                f"{path} holds no {', '.join(names)}; expected the directory of a study or a run",
+                "results/missing",
+            )
         self.file = path if self.only_results else path / "results.json"
 
     @property
@@ -109,10 +118,7 @@ class Evidence:
         """results.json as it stands, unchecked; {} where there is none."""
         if not self.file.is_file():
             return {}
-        try:
-            found = json.loads(self.file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(f"{self.file} is not JSON ({error}); expected a study's results.json") from error
+        found = read_json(self.file, "a study's results.json", "results/unreadable")
         return found if isinstance(found, dict) else {}
 
     @cached_property
@@ -123,10 +129,7 @@ class Evidence:
         if not path.is_file():
             config = self.document.get("config", {})
             return config if isinstance(config, dict) else {}
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise BadInput(f"{path} is not TOML ({error})") from error
+        found = read_toml(path)
         return {"run": found, "arms": {"": {}}, "seeds": [found.get("seed")]} if self.single else found
 
     @property

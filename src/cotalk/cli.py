@@ -6,6 +6,8 @@ on where it stopped). Left out: everything else; a command reads its arguments, 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -20,8 +22,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import tyro
 from rich.console import Console
 
-from cotalk.config import Config
-from cotalk.errors import BadInput, RunFailed
+from cotalk.config import COUNT, RANGES, SOME, Config, Range, check_ranges
+from cotalk.errors import BadInput, RunFailed, brief, printable
 
 console = Console()
 
@@ -197,7 +199,9 @@ class Compare:
         from cotalk import compare
 
         if self.replay and (self.paths or self.conditions):
-            raise BadInput("compare was given --replay and studies; expected one or the other")
+            raise BadInput(
+                "compare was given --replay and studies; expected one or the other", "cli/together"
+            )
         if self.replay:
             rows = compare.replayed(self.replay, self.margin)
         else:
@@ -256,14 +260,18 @@ class Report:
 
         if not self.studies:
             raise BadInput(
-                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart"
+                "report was given no study; expected a study's directory. Type: cotalk report runs/quickstart",
+                "cli/together",
             )
         if len(self.studies) == 1 and self.out:
             raise BadInput(
-                f"report was given --out {self.out} with one study; expected no --out: it is written beside it"
+                f"report was given --out {self.out} with one study; expected no --out: it is written beside it",
+                "cli/together",
             )
         if len(self.studies) > 1 and self.price is not None:
-            raise BadInput("report was given --price with several studies; expected it with one")
+            raise BadInput(
+                "report was given --price with several studies; expected it with one", "cli/together"
+            )
         with console.status("writing the report"):
             if len(self.studies) > 1:
                 wrote = [report.side_by_side(self.studies, self.out or Path("side-by-side.html"))]
@@ -327,8 +335,6 @@ class ChatCommand:
 
         from cotalk.seat import Guest, JsonLines, Left, Terminal, sit
 
-        if self.games < 0:
-            raise BadInput(f"--games {self.games}: expected 0 or more")
         shown = Console(stderr=True) if self.json else console
         seed = secrets.randbelow(10_000) if self.seed is None else self.seed
         if self.seed is None:
@@ -407,7 +413,8 @@ class BaseCommand:
             return 0
         if self.start or self.rows or self.gsm8k:
             raise BadInput(
-                "base tiny was given --start, --rows or --gsm8k; expected them with `cotalk base smollm2` only"
+                "base tiny was given --start, --rows or --gsm8k; expected them with `cotalk base smollm2` only",
+                "cli/together",
             )
         from cotalk.bases.make_tiny import make
 
@@ -476,6 +483,13 @@ Command = Annotated[
 ]
 
 
+NUMBERS: dict[str, Range] = {  # of every number of a command that is no setting of a run
+    "workers": Range(0, 10_000), "price": Range(0, 10**9), "card_gib": Range(0, 10**6, without="least"),
+    "repeats": SOME, "chats_per_task": SOME, "margin": Range(0, 1, without="least, most"), "port": Range(0, 65535),
+    "games": COUNT, "seed": RANGES["seed"], "limit": COUNT,
+}  # fmt: skip
+
+
 def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     """KEY=VALUE, the value as TOML; a bare word that is no TOML value is a string."""
     import tomllib
@@ -484,11 +498,15 @@ def parse_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise BadInput(f"--set {setting!r}: expected KEY=VALUE, such as steps=20")
+            raise BadInput(f"--set {brief(setting)}: expected KEY=VALUE, such as steps=20", "cli/set")
         try:
             found[key] = tomllib.loads(f"x = {value}")["x"]
         except tomllib.TOMLDecodeError:
             found[key] = value
+        except (ValueError, RecursionError) as error:
+            raise BadInput(
+                f"--set {brief(setting)}: {error}; expected KEY=VALUE, such as steps=20", "cli/set"
+            ) from error
     return found
 
 
@@ -524,7 +542,8 @@ def _run(study: Any, out: Path, workers: int, price: float | None, force: bool =
     if document["failed"]:
         told = "; ".join(f"{name}: {reason}" for name, reason in document["failed"].items())
         raise RunFailed(
-            f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again"
+            f"{len(document['failed'])} of the runs failed ({told}). The same command tries them again",
+            "run/failed",
         )
     return 0
 
@@ -533,19 +552,39 @@ def _stopped(number: int, _: Any) -> None:
     raise SystemExit(128 + number)
 
 
+def _typed(arguments: list[str] | None) -> Callable[[], int]:
+    """The command that was typed. A setting that a Config refuses is told in our words, all else in tyro's."""
+
+    def read() -> Callable[[], int]:
+        about = "Teach copies of a language model to communicate, and prove that they did."
+        found: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
+        return found
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return read()
+    except SystemExit as stop:
+        error: BaseException | None = stop
+        while error is not None and not isinstance(error, BadInput):
+            error = error.__context__
+        if isinstance(error, BadInput):
+            raise error from None
+        if not stop.code:  # --help: it is told already
+            raise
+    return read()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns its exit code (`cotalk` on the command line)."""
     try:
         signal.signal(signal.SIGTERM, _stopped)
-        about = "Teach copies of a language model to communicate, and prove that they did."
-        command: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
+        command = _typed(arguments)
+        check_ranges(command, NUMBERS, "--")
         return command()
-    except BadInput as error:
-        Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)
-        return 2
-    except RunFailed as error:
-        Console(stderr=True).print(f"cotalk: {error}", style="red", highlight=False, markup=False)
-        return 1
+    except (BadInput, RunFailed) as error:
+        told = f"cotalk: {printable(str(error))} [{error.code}]"
+        Console(stderr=True).print(told, style="red", highlight=False, markup=False, soft_wrap=True)
+        return 2 if isinstance(error, BadInput) else 1
     except (KeyboardInterrupt, SystemExit) as stop:
         code = 130 if isinstance(stop, KeyboardInterrupt) else stop.code
         if code in (130, 143):

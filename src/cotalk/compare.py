@@ -51,14 +51,16 @@ def compared(
     """
     if not paths:
         raise BadInput(
-            "compare was given no study; expected one or more, such as: cotalk compare runs/quickstart"
+            "compare was given no study; expected one or more, such as: cotalk compare runs/quickstart",
+            "compare/sides",
         )
     if len(paths) == 1 and not conditions and not _is_outcomes(paths[0]):
         return _listed(paths[0], margin)
     sides = _sides(paths, conditions)
     if len(sides) < 2:
         raise BadInput(
-            f"compare was given one condition ({sides[0].label}); expected another one to compare it with"
+            f"compare was given one condition ({sides[0].label}); expected another one to compare it with",
+            "compare/sides",
         )
     _refuse_other_rewards(sides)
     base = stats.noise_floor(*{row for side in sides for row in side.base})  # a base's own count once
@@ -127,7 +129,8 @@ def _listed(path: Path, margin: float | None) -> list[Json]:
     if not rows:
         names = ", ".join(document["conditions"])
         raise BadInput(
-            f"{path} lists no comparison; expected [[compare]] in its study file, or --conditions: {names}"
+            f"{path} lists no comparison; expected [[compare]] in its study file, or --conditions: {names}",
+            "compare/sides",
         )
     labels = {name: str(each.get("label") or name) for name, each in document["conditions"].items()}
     words = [{"label_a": labels[row["a"]], "label_b": labels[row["b"]]} for row in rows]
@@ -150,7 +153,8 @@ def _sides(paths: Sequence[Path], conditions: Sequence[str]) -> list[Side]:
     else:
         raise BadInput(
             f"compare was given {len(paths)} paths and {len(conditions)} conditions; expected one condition for all of "
-            "them, or one for each"
+            "them, or one for each",
+            "compare/sides",
         )
     return [_side(path, name, name_the_study=len(paths) > 1) for path, name in wanted]
 
@@ -168,7 +172,8 @@ def _side(path: Path, name: str, name_the_study: bool) -> Side:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise BadInput(
-            f"{path} has no outcomes of {name!r}{hint}; expected one of {', '.join(known) or 'none at all'}"
+            f"{path} has no outcomes of {name!r}{hint}; expected one of {', '.join(known) or 'none at all'}",
+            "compare/sides",
         )
     score = Score.load(directory / "outcomes" / f"{name}.npz")
     label, reward, base = name.replace("_", " "), None, score.repeats if score.seeds == (None,) else ()
@@ -193,7 +198,8 @@ def _usual(known: Sequence[str], path: Path) -> str:
         if len(names) == 1:
             return names[0]
     raise BadInput(
-        f"{path} has several conditions; name one of them: --conditions {' '.join(known) or '(none there)'}"
+        f"{path} has several conditions; name one of them: --conditions {' '.join(known) or '(none there)'}",
+        "compare/sides",
     )
 
 
@@ -202,7 +208,8 @@ def _refuse_other_rewards(sides: Sequence[Side]) -> None:
     if len(rewards) > 1:
         told_rewards = ", ".join(f"{label} by {reward}" for reward, label in rewards.items())
         raise BadInput(
-            f"these were scored by different rewards ({told_rewards}); expected one reward for all"
+            f"these were scored by different rewards ({told_rewards}); expected one reward for all",
+            "compare/unlike",
         )
 
 
@@ -213,19 +220,23 @@ def _read_replay(path: Path) -> Json:
     example = 'expected {"per_seed": {"chat": [0.40, 0.15], "closed": [0.04, 0.03]}, "compare": [{"a": ..., "b": ...}]}'
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--replay {path}: not a JSON file that can be read ({error}); {example}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(
+            f"--replay {path}: not a JSON file that can be read ({error}); {example}", "compare/replay"
+        ) from error
     if (
         not isinstance(document, dict)
         or not isinstance(document.get("per_seed"), dict)
         or not document["per_seed"]
     ):
-        raise BadInput(f"--replay {path} has no scores by seed; {example}")
+        raise BadInput(f"--replay {path} has no scores by seed; {example}", "compare/replay")
     for key in document.keys() - set(
         REPLAY_KEYS
     ):  # other facts may stand in the file; a slip of the pen may not
         if close := difflib.get_close_matches(key, REPLAY_KEYS, n=1, cutoff=0.75):
-            raise BadInput(f"--replay {path}: unknown key {key!r} (did you mean {close[0]!r}?)")
+            raise BadInput(
+                f"--replay {path}: unknown key {key!r} (did you mean {close[0]!r}?)", "compare/replay"
+            )
     return document
 
 
@@ -239,7 +250,8 @@ def _by_seed(name: str, given: Any, path: Path) -> dict[str, float]:
     )
     if not good:
         raise BadInput(
-            f"--replay {path}: {name} is {given!r}; expected a score between 0 and 1 for each seed"
+            f"--replay {path}: {name} is {given!r}; expected a score between 0 and 1 for each seed",
+            "compare/replay",
         )
     return {str(seed): float(score) for seed, score in scores.items()}
 
@@ -249,11 +261,15 @@ def _pair(pair: Any, scores: Mapping[str, Any], path: Path) -> dict[str, str]:
         pair = {"a": pair[0], "b": pair[1]}
     if not isinstance(pair, dict) or not {"a", "b"} <= pair.keys() <= set(PAIR_KEYS):
         raise BadInput(
-            f'--replay {path}: compare holds {pair!r}; expected {{"a": ARM, "b": ARM}}, perhaps with label_a, label_b'
+            f'--replay {path}: compare holds {pair!r}; expected {{"a": ARM, "b": ARM}}, perhaps with label_a, label_b',
+            "compare/replay",
         )
     for name in (pair["a"], pair["b"]):
         if name not in scores:
-            raise BadInput(f"--replay {path}: compare names {name!r}; expected one of {', '.join(scores)}")
+            raise BadInput(
+                f"--replay {path}: compare names {name!r}; expected one of {', '.join(scores)}",
+                "compare/replay",
+            )
     return {"label_a": str(pair["a"]), "label_b": str(pair["b"])} | {
         key: str(value) for key, value in pair.items()
     }
@@ -262,6 +278,7 @@ def _pair(pair: Any, scores: Mapping[str, Any], path: Path) -> dict[str, str]:
 def _only_pair(scores: Mapping[str, Any], path: Path) -> list[list[str]]:
     if len(scores) != 2:
         raise BadInput(
-            f'--replay {path} has {len(scores)} arms and no "compare"; expected a list of {{"a": ..., "b": ...}}'
+            f'--replay {path} has {len(scores)} arms and no "compare"; expected a list of {{"a": ..., "b": ...}}',
+            "compare/replay",
         )
     return [list(scores)]

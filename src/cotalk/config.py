@@ -9,18 +9,60 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 import os
+import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from cotalk.chat import Rules
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, brief
 
 SYMMETRIES = ("roles", "dealing", "names", "phrasing")
+
+
+@dataclass(frozen=True)
+class Range:
+    """From `least` to `most`, both included but for those that `without` names ("least", "most")."""
+
+    least: float
+    most: float
+    without: str = ""
+
+    def holds(self, value: float) -> bool:
+        inside = self.least <= value <= self.most  # False for NaN
+        return (
+            inside
+            and not ("least" in self.without and value == self.least)
+            and not ("most" in self.without and value == self.most)
+        )
+
+    def __str__(self) -> str:
+        low = f"above {self.least:g}" if "least" in self.without else f"at least {self.least:g}"
+        return f"{low} and {'below' if 'most' in self.without else 'at most'} {self.most:g}"
+
+
+COUNT, SOME = Range(0, 10**9), Range(1, 10**9)
+SHARE, BELOW_1 = Range(0, 1), Range(0, 1, without="most")
+RANGES: dict[str, Range] = {  # of every number of a Config: one that has no range here is refused whatever it is
+    "train_tasks": SOME, "dev_tasks": COUNT, "heldout_tasks": SOME,
+    "message_tokens": Range(1, 10**6), "answer_tokens": Range(1, 10**6), "temperature": Range(0, 100),
+    "snapshot_every": SOME, "problems": Range(1, 10**6), "chats": Range(1, 10**6), "round_chats": Range(1, 10**6),
+    "most_chats": Range(1, 10**6), "replay_share": SHARE, "steps": COUNT, "samples": Range(0, 10**12),
+    "seed": Range(-(2**63), 2**63 - 1), "rank": Range(1, 10**5), "alpha": Range(0, 10**6, without="least"),
+    "lr": Range(0, 100, without="least"), "warmup": COUNT, "beta1": BELOW_1, "beta2": BELOW_1, "clip": COUNT,
+    "normaliser": Range(0, 10**12, without="least"), "batch_tokens": SOME, "dev_every": SOME, "checkpoint_every": SOME,
+}  # fmt: skip
+OF_METHODS = {  # settings that only these methods read; a method of the user's own may read all of them
+    "round_chats": ("ada",),
+    "most_chats": ("ada",),
+    "replay_share": ("leave_one_out",),
+    "replay_by": ("leave_one_out",),
+    "paid": ("grpo", "ada", "ada_published", "mixed", "mixed_published"),
+    "scale_rewards": ("grpo", "ada", "ada_published", "mixed", "mixed_published", "leave_one_out", "host"),
+}
 STUDY_WIDE = ("base", "dtype", "device", "engine", "wording")  # one value for all runs of a study
 
 
@@ -137,41 +179,31 @@ class Config:
     def __post_init__(self) -> None:
         for name, kind in typing.get_type_hints(Config).items():
             self._check_type(name, kind)
-        self._check_at_least(1, "train_tasks", "heldout_tasks", "problems", "chats", "rank", "batch_tokens")
-        self._check_at_least(1, "round_chats", "most_chats", "snapshot_every")
-        self._check_at_least(0, "steps", "dev_tasks", "warmup", "clip", "samples", "replay_share")
-        self._check_at_least(1, "dev_every", "checkpoint_every", "drop_limit")
-        for name in ("lr", "alpha", "beta1", "beta2", "clip", "temperature", "replay_share"):
-            if not math.isfinite(getattr(self, name)):
-                raise BadInput(f"{name} = {getattr(self, name)}: expected a finite number")
-        if self.lr <= 0 or self.alpha <= 0:
-            raise BadInput(f"lr = {self.lr}, alpha = {self.alpha}: expected numbers above 0")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise BadInput(f"beta1 = {self.beta1}, beta2 = {self.beta2}: expected numbers from 0 to below 1")
-        if not isinstance(self.normaliser, str) and not 0 < self.normaliser < math.inf:
-            raise BadInput(
-                f'normaliser = {self.normaliser}: expected "credited", "sampled" or a number above 0'
-            )
+        check_ranges(self, RANGES)
         if not all(self.target_layers):
             raise BadInput(
-                f'targets = {self.targets!r}: expected "all-linear", or names such as "q_proj,v_proj"'
+                f'targets = {brief(self.targets)}: expected "all-linear", or names such as "q_proj,v_proj"',
+                "config/targets",
             )
-        if self.replay_share > 1:
-            raise BadInput(f"replay_share = {self.replay_share}: expected a share from 0 to 1")
         wrong = [name for name in self.drawn if name not in SYMMETRIES]
         if wrong:
             told = ", ".join(SYMMETRIES)
-            raise BadInput(f"symmetries = {self.symmetries!r}: {wrong[0]!r} is none; expected some of {told}")
-        # an order that cannot be played, and budgets and temperatures out of range, are refused by Rules
+            raise BadInput(
+                f"symmetries = {brief(self.symmetries)}: {brief(wrong[0])} is none; expected some of {told}",
+                "config/choice",
+            )
+        # an order that cannot be played is refused by Rules
         rules = self.rules
         if self.steps and len(rules.seats) < 2:
             raise BadInput(
-                f"order = {self.order!r} seats one player alone: expected at least two seats in training, "
-                'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)'
+                f"order = {brief(self.order)} seats one player alone: expected at least two seats in training, "
+                'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)',
+                "order/alone",
             )
         if self.problems > self.train_tasks:
             raise BadInput(
-                f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more"
+                f"problems = {self.problems} a step, but train_tasks = {self.train_tasks}: expected no more",
+                "config/range",
             )
 
     def _check_type(self, name: str, kind: Any) -> None:
@@ -181,17 +213,17 @@ class Config:
         choices = [c for c in choices if isinstance(c, str)]
         if choices and value not in choices and not (number and float in typing.get_args(kind)):
             raise BadInput(
-                f"{name} = {value!r}: expected one of {', '.join(choices)}{_nearest(str(value), choices)}"
+                f"{name} = {brief(value)}: expected one of {', '.join(choices)}{nearest(brief(value), choices)}",
+                "config/choice",
             )
         if not choices and not (number if kind is float else type(value) is kind):
-            raise BadInput(f"{name} = {value!r} ({type(value).__name__}): expected {kind.__name__}")
+            raise BadInput(
+                f"{name} = {brief(value)} ({type(value).__name__}): expected {kind.__name__}", "config/type"
+            )
         if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
-            raise BadInput(f"{name} = {value!r}: expected text that can be written as UTF-8")
-
-    def _check_at_least(self, least: int, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) < least:
-                raise BadInput(f"{name} = {getattr(self, name)}: expected at least {least}")
+            raise BadInput(
+                f"{name} = {brief(value)}: expected text that can be written as UTF-8", "config/type"
+            )
 
     @property
     def rules(self) -> Rules:
@@ -227,18 +259,44 @@ class Config:
             return self.lr
         return self.lr * (self.steps - step + 1) / max(1, self.steps - self.warmup)
 
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings that were changed and that nothing will read, each with what would."""
+        changed = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        if ".py" in self.method:
+            return {}
+        found = {
+            name: f"one of the methods {', '.join(OF_METHODS[name])}"
+            for name in changed
+            if self.method not in OF_METHODS.get(name, (self.method,))
+        }
+        if "snapshot_every" in changed and "snapshots" not in self.pool:
+            found["snapshot_every"] = 'snapshots in the pool, such as pool = "self, snapshots"'
+        return found
+
+    def refuse_unused(self, names: Iterable[str], where: str = "") -> None:
+        """Refuses those of these settings that nothing reads: whoever set one expected something of it."""
+        for name in names:
+            if name in self.unused:
+                raise BadInput(
+                    f"{where}{name} = {brief(getattr(self, name))} changes nothing with method = {brief(self.method)}: "
+                    f"expected {self.unused[name]} with it; leave it out",
+                    "config/unused",
+                )
+
     def replaced(self, overrides: Mapping[str, Any], where: str = "") -> Config:
         """A copy with some fields changed; refuses names that are no field, offering the nearest."""
         names = [f.name for f in dataclasses.fields(self)]
         for name in overrides:
             if name not in names:
                 raise BadInput(
-                    f"{where}unknown key {name!r}{_nearest(name, names)}; expected one of: {', '.join(names)}"
+                    f"{where}unknown key {brief(name)}{nearest(name, names)}; expected one of: {', '.join(names)}",
+                    "config/unknown-key",
                 )
         try:
             return dataclasses.replace(self, **overrides)
         except BadInput as error:
-            raise BadInput(f"{where}{error}") from error
+            raise BadInput(f"{where}{error}", error.code) from error
 
     def as_dict(self) -> dict[str, Any]:
         """Every field and its value, as TOML has them."""
@@ -261,6 +319,36 @@ def toml_table(table: Mapping[str, Any]) -> str:
     return "".join(lines).replace("\x7f", "\\u007f")
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1)
+def nearest(name: str, names: Sequence[str]) -> str:
+    """A hint at the known name that a misspelt one is closest to ("" where none is close)."""
+    close = difflib.get_close_matches(name[:100].lower().replace("-", "_").strip("'"), names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def check_ranges(found: Any, ranges: Mapping[str, Range], where: str = "") -> None:
+    """Refuses a dataclass with a number outside its range, or with one that no range is known of."""
+    for f in dataclasses.fields(found):
+        value = getattr(found, f.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if f.name not in ranges or not ranges[f.name].holds(value):
+            expected = ranges.get(f.name, "that its range stands in the table of ranges")
+            name = f.name.replace("_", "-") if where == "--" else f.name
+            raise BadInput(f"{where}{name} = {brief(value)}: expected {expected}", "config/range")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's table. Raises BadInput for what cannot be read, is no UTF-8, or is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}); expected a TOML file", "config/not-toml"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # torn, not UTF-8, a number of 5,000 digits, nested without end
+        raise BadInput(
+            f"{path}: not TOML ({error}); expected KEY = VALUE lines", "config/not-toml"
+        ) from error

@@ -73,7 +73,9 @@ def sitters(runs: Mapping[str, tuple[str, int, Path]], guests: Sequence[str]) ->
     found = [Sitter(name, "run", arm, seed, path) for name, (arm, seed, path) in runs.items()]
     entries = [entry for text in ("base", *guests) for entry in read_pool(text)]
     if odd := [e.name for e in entries if e.kind not in ("base", "script", "model") or e.seat]:
-        raise BadInput(f"[evaluate] guests names {odd[0]!r}: expected base, script:NAME or model:DIR")
+        raise BadInput(
+            f"[evaluate] guests names {odd[0]!r}: expected base, script:NAME or model:DIR", "pool/entry"
+        )
     return found + [Sitter(e.name, e.kind) for e in dict.fromkeys(replace(e, weight=1.0) for e in entries)]
 
 
@@ -174,7 +176,8 @@ def play_oracle(
         return
     if not dev:
         raise BadInput(
-            "[evaluate] oracle = true, but dev_tasks = 0: expected dev tasks to choose the scripted A on"
+            "[evaluate] oracle = true, but dev_tasks = 0: expected dev tasks to choose the scripted A on",
+            "config/range",
         )
 
     def seatings(name: str, split: str, deals: Sequence[Deal], chats: int) -> list[Seating]:
@@ -242,7 +245,8 @@ def _outcomes(lines: Sequence[Json], tasks: Sequence[Deal], where: Path, config:
             found[place[line["task"]], line["chat"]] = [line["rewards"][seat] for seat in seats]
     if np.isnan(found).any():
         raise RunFailed(
-            f"{where}: not a whole row of {len(tasks)} tasks x {chats} chats; remove it, and type it again"
+            f"{where}: not a whole row of {len(tasks)} tasks x {chats} chats; remove it, and type it again",
+            "results/chats",
         )
     return found
 

@@ -24,7 +24,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, printable
 from cotalk.numerals import has_number, numbers, values
 from cotalk.task import Task, endless, for_seats, load, split_names
 
@@ -44,13 +44,16 @@ __all__ = [
 NO_QUESTION = "no sentence ends in a question mark"
 TOO_FEW_FACTS = "fewer facts than seats"
 NO_NUMBER = "a hand without a number"
+TOO_LONG = "a text too long for a problem"
+MAX_TEXT = 20_000  # characters of a problem; sentencex takes 12 s for 160,000 opening quotation marks
 
 
 class CannotDeal(BadInput):
     """This task cannot be dealt; `reason` is one of a few short strings, made to be counted."""
 
     def __init__(self, task: Task, reason: str, detail: str) -> None:
-        super().__init__(f"task {task.id!r} cannot be dealt: {reason} ({detail})")
+        where = f"{task.place}: " if task.place else ""
+        super().__init__(f"{where}task {task.id!r} cannot be dealt: {reason} ({detail})", "task/not-dealt")
         self.reason = reason
 
 
@@ -99,6 +102,7 @@ LABEL = re.compile(r"\b(\w+),? [A-Z]\.$")  # "jar A."
 HOUR = re.compile(r"\b[ap]\.m\.$", re.IGNORECASE)
 WORD_END = re.compile(r"(?:[A-Za-z'’]{2}|[0-9])\.$|[!?…)]$")
 ZONE = re.compile(r"(?:[ECMP][SD]?T|GMT|UTC|(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?)\b")
+HALF_LETTER = re.compile("[\ud800-\udfff]")
 INCH_MARK = re.compile(r"(?<=[0-9])[\"”]")
 STOP = re.compile(rf"[.!?…][{re.escape(CLOSERS)}]*(?:(\s+)(?=[\"“(]?[A-Z0-9$])|(?=[A-Z][a-z ]))")  # "3.She"
 
@@ -122,6 +126,7 @@ def _clean_sentences(text: str) -> list[str]:
     """sentencex, with the boundaries put right that it misses or invents in word problems."""
     flat = " ".join(text.split())
     masked = INCH_MARK.sub("″", flat)  # a lone inch mark would open a quotation that never ends
+    masked = HALF_LETTER.sub("\ufffd", masked)  # sentencex takes UTF-8 only
     sentences: list[str] = []
     end = 0
     for piece in _segment(masked):
@@ -141,7 +146,8 @@ def _segment(text: str) -> list[str]:
     except ImportError as error:
         raise BadInput(
             'rule "clean" cuts sentences with the package sentencex, which is not installed here; '
-            "type: pip install sentencex"
+            "type: pip install sentencex",
+            "package/missing",
         ) from error
     return list(sentencex.segment("en", text))
 
@@ -209,7 +215,7 @@ RULES = {
 
 def _rule(name: str) -> Rule:
     if name not in RULES:
-        raise BadInput(f"rule {name!r} is not known; expected one of {', '.join(RULES)}")
+        raise BadInput(f"rule {name!r} is not known; expected one of {', '.join(RULES)}", "config/choice")
     return RULES[name]
 
 
@@ -219,10 +225,15 @@ def _rule(name: str) -> Rule:
 def deal(task: Task, seats: str = "AB", rule: str = "clean") -> Deal:
     """Cut `task` by `rule`, unless it brings its own facts, and deal the facts round-robin to `seats`.
 
-    Raises CannotDeal where there is no question, fewer facts than seats, or a hand without a number.
+    Raises CannotDeal where the text is too long, there is no question, fewer facts than seats, or a hand without a
+    number.
     """
     if not seats.isalpha() or not seats.isascii() or len(set(seats)) != len(seats):
-        raise BadInput(f"seats {seats!r}; expected one letter a seat, each once, such as AB or ABC")
+        raise BadInput(
+            f"seats {seats!r}; expected one letter a seat, each once, such as AB or ABC", "order/seats"
+        )
+    if len(task.text) > MAX_TEXT:
+        raise CannotDeal(task, TOO_LONG, f"{len(task.text):,} characters, at most {MAX_TEXT:,}")
     facts, question = (task.facts, task.question) if task.facts else cut(task.problem, rule)
     if not question:
         raise CannotDeal(task, NO_QUESTION, f"it ends in {task.text[-40:]!r}")
@@ -244,7 +255,8 @@ def half_hand(dealt: Deal, seat: str) -> Deal:
     """The same task with only the facts of `seat`, alone at the table: the floor."""
     if seat not in dealt.hands:
         raise BadInput(
-            f"seat {seat!r} has no hand in task {dealt.id!r}; expected one of {', '.join(dealt.hands)}"
+            f"seat {seat!r} has no hand in task {dealt.id!r}; expected one of {', '.join(dealt.hands)}",
+            "order/seats",
         )
     return replace(dealt, hands={"A": dealt.hands[seat]})
 
@@ -334,15 +346,15 @@ def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
         "task",
         "gold",
         "hands and question",
-        title=_printable(f"{summary['source']}, {summary['split']}"),
+        title=printable(f"{summary['source']}, {summary['split']}"),
         show_lines=True,
     )
     for one in dealt:
         held = Text("\n").join(
-            Text(_printable(f"{seat}  {fact}")) for seat, hand in one.hands.items() for fact in hand
+            Text(printable(f"{seat}  {fact}")) for seat, hand in one.hands.items() for fact in hand
         )
-        lines = held + Text(_printable(f"\n?  {one.question}"), style="italic")
-        table.add_row(Text(_printable(one.id)), Text(_printable(one.gold)), lines)
+        lines = held + Text(printable(f"\n?  {one.question}"), style="italic")
+        table.add_row(Text(printable(one.id)), Text(printable(one.gold)), lines)
     console = Console()
     if dealt:
         console.print(table)
@@ -356,12 +368,7 @@ def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
     for reason, count in summary["refused"].items():
         console.print(f"  {count:,} not: {reason}", highlight=False)
     for count, task_id in summary["ends"].items():
-        console.print(Text(_printable(f"  the first {int(count):,} end with {task_id}")))
-
-
-def _printable(text: str) -> str:
-    """`text` without control characters, which could steer the terminal."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)
+        console.print(Text(printable(f"  the first {int(count):,} end with {task_id}")))
 
 
 def as_row(dealt: Deal) -> dict[str, Any]:
@@ -379,5 +386,6 @@ def _write(dealt: list[Deal], path: Path) -> None:
         os.replace(part, path)
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be written ({error.strerror}); expected a file in a directory that exists"
+            f"{path} cannot be written ({error.strerror}); expected a file in a directory that exists",
+            "file/not-written",
         ) from error

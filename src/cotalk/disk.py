@@ -1,15 +1,17 @@
-"""Writing a file whole or not at all: aside, to the disk, then in its place; and what is said when that fails."""
+"""Writing a file whole or not at all, and what is said when that fails; reading JSON of whatever origin."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from cotalk.errors import DiskFailed
+from cotalk.errors import BadInput, DiskFailed
 
 _WHY = {  # errno -> what is the matter, what to do
     errno.ENOSPC: ("the disk is full", "free some space"),
@@ -73,3 +75,11 @@ def _told(error: OSError, path: Path) -> str:
         f"{path} could not be written: {why}. What was finished stays as it was: {remedy}, and the same command goes "
         "on (or use another --out)"
     )
+
+
+def read_json(path: Path, expected: str, code: str) -> Any:
+    """What a JSON file holds. Raises BadInput for one that cannot be read, is no UTF-8, no JSON, or nested too deep."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is not JSON that can be read ({error}); expected {expected}", code) from error

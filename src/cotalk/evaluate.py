@@ -249,7 +249,8 @@ def outcomes(lines: Sequence[dict[str, Any]], tasks: Sequence[str], where: Path)
     """Chat lines of one pass -> outcomes (rewards), strict, lenient, parsed: (tasks, chats, seats), and the seats."""
     if not lines:
         raise RunFailed(
-            f"{where}: no chats of this pass are on disk; expected an evaluation that ran to its end"
+            f"{where}: no chats of this pass are on disk; expected an evaluation that ran to its end",
+            "results/chats",
         )
     seats = sorted({line.get("half") or seat for line in lines for seat in line["answers"]})
     place = {task: i for i, task in enumerate(tasks)}
@@ -258,7 +259,8 @@ def outcomes(lines: Sequence[dict[str, Any]], tasks: Sequence[str], where: Path)
     for line in lines:
         if line["task"] not in place:
             raise RunFailed(
-                f"{where}: a chat of task {line['task']!r} is on disk, which is not held out here; remove that file"
+                f"{where}: a chat of task {line['task']!r} is on disk, which is not held out here; remove that file",
+                "results/chats",
             )
         for seat, answer in line["answers"].items():
             at = place[line["task"]], line["chat"], seats.index(line.get("half") or seat)
@@ -266,6 +268,7 @@ def outcomes(lines: Sequence[dict[str, Any]], tasks: Sequence[str], where: Path)
                 values[at] = line["rewards"][seat] if name == "outcomes" else answer[name]
     if any(np.isnan(values).any() for values in found.values()):
         raise RunFailed(
-            f"{where}: the chats on disk are not those of {len(tasks)} tasks x {chats} chats; remove that file"
+            f"{where}: the chats on disk are not those of {len(tasks)} tasks x {chats} chats; remove that file",
+            "results/chats",
         )
     return found | {"seats": seats}

@@ -362,12 +362,12 @@ def load_grader(spec: str) -> FileGrader:
     expected = "expected --grade file.py:function with `def function(text: str, gold: str) -> bool | float`"
     path = Path(file)
     if not file or not name.isidentifier():
-        raise BadInput(f"grader {spec!r}: {expected}")
+        raise BadInput(f"grader {spec!r}: {expected}", "grader/not-loaded")
     if not path.is_file():
-        raise BadInput(f"grader {spec!r}: there is no file {path}; {expected}")
+        raise BadInput(f"grader {spec!r}: there is no file {path}; {expected}", "grader/not-loaded")
     function = getattr(_import_file(path), name, None)
     if not callable(function):
-        raise BadInput(f"grader {spec!r}: {path} has no function {name!r}; {expected}")
+        raise BadInput(f"grader {spec!r}: {path} has no function {name!r}; {expected}", "grader/not-loaded")
     return FileGrader(spec, function)
 
 
@@ -376,13 +376,15 @@ def _import_file(path: Path) -> ModuleType:
     name = f"cotalk_grader_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
-        raise BadInput(f"grader file {path}: expected a Python file (*.py)")
+        raise BadInput(f"grader file {path}: expected a Python file (*.py)", "grader/not-loaded")
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
     try:
         found.loader.exec_module(module)
     except Exception as error:
-        raise BadInput(f"grader file {path}: importing it raised {type(error).__name__}: {error}") from error
+        raise BadInput(
+            f"grader file {path}: importing it raised {type(error).__name__}: {error}", "grader/not-loaded"
+        ) from error
     return module
 
 
@@ -394,7 +396,8 @@ def _score(grader: UserGrader, pair: tuple[str, str], ours: Grade) -> Grade:
     except Exception as error:
         raise RunFailed(
             f"grader {where} raised {type(error).__name__}: {error}, on text {pair[0][-200:]!r} "
-            f"and gold {pair[1][:200]!r}; expected a bool or a float in [0, 1]"
+            f"and gold {pair[1][:200]!r}; expected a bool or a float in [0, 1]",
+            "grader/failed",
         ) from error
     try:
         score = float(given)
@@ -403,7 +406,8 @@ def _score(grader: UserGrader, pair: tuple[str, str], ours: Grade) -> Grade:
     if not 0.0 <= score <= 1.0:
         raise RunFailed(
             f"grader {where} returned {given!r} on text {pair[0][-200:]!r} and gold {pair[1][:200]!r}; "
-            "expected a bool or a float in [0, 1]"
+            "expected a bool or a float in [0, 1]",
+            "grader/failed",
         )
     return replace(ours, strict=score == 1.0, lenient=score == 1.0, score=score)
 
@@ -418,8 +422,10 @@ def team_reward(
 ) -> tuple[dict[str, float], float]:
     """What each seat earned (1.0 for right, or a user's grader's score), and the mean over seats."""
     if kind not in ("strict", "lenient"):
-        raise BadInput(f'reward = {kind!r}: expected "strict" or "lenient"')
+        raise BadInput(f'reward = {kind!r}: expected "strict" or "lenient"', "config/choice")
     if not grades:
-        raise BadInput("team reward of no seats: expected a grade for each seat that answered")
+        raise BadInput(
+            "team reward of no seats: expected a grade for each seat that answered", "grader/no-seats"
+        )
     seats = {seat: float(getattr(g, kind)) if g.score is None else g.score for seat, g in grades.items()}
     return seats, sum(seats.values()) / len(seats)

@@ -251,7 +251,8 @@ def _started_in_vain(status: int | None) -> None:
 
     raise RunFailed(
         f"a grading process ended with status {status} before it was ready (what it said is above); "
-        f"expected it to import Math-Verify. Try: {sys.executable} -c 'import math_verify'"
+        f"expected it to import Math-Verify. Try: {sys.executable} -c 'import math_verify'",
+        "grader/no-process",
     )
 
 

@@ -72,7 +72,8 @@ def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
     if not deals:
         raise BadInput(
             f"[evaluate] perturbed = true, but no held-out task of {config.tasks!r} could be given other numbers "
-            f"({tally}); expected puzzles, gsm_symbolic or GSM8K, whose gold can be made again"
+            f"({tally}); expected puzzles, gsm_symbolic or GSM8K, whose gold can be made again",
+            "task/not-perturbed",
         )
     return replace(tasks, perturbed=deals, report={**tasks.report, "perturbed": tally})
 
@@ -133,7 +134,8 @@ def begin(study: Study, out: Path, force: bool = False) -> list[str]:
         before = study_from(study.name, tomllib.loads(text), None, None, str(path))
     except ValueError as error:  # BadInput is one too
         raise BadInput(
-            f"{path} cannot be read ({error}): expected a study's own file. Use another --out"
+            f"{path} cannot be read ({error}): expected a study's own file. Use another --out",
+            "config/not-toml",
         ) from error
     differ = differences(tomllib.loads(before.as_toml()), tomllib.loads(study.as_toml()))
     if not differ:
@@ -143,7 +145,7 @@ def begin(study: Study, out: Path, force: bool = False) -> list[str]:
     what = f"what was done with those ({', '.join(jobs)}: {len(files)} files and directories)"
     if not force:
         would = f"sets aside {what}" if files else "goes on: nothing that is there depends on them"
-        raise BadInput(f"{told}. --force {would}. Or use another --out")
+        raise BadInput(f"{told}. --force {would}. Or use another --out", "run/other-config")
     if files:
         to = set_aside(out, files)
         write_atomically(to / path.name, text)
@@ -344,7 +346,8 @@ def play_matrix(
     if len(set(shape)) > 1:
         raise BadInput(
             "cross-play puts all runs' adapters in one stack, and the arms differ in rank, alpha or targets: expected "
-            "one of each. Set cross = 0 in [evaluate]"
+            "one of each. Set cross = 0 in [evaluate]",
+            "study/one-stack",
         )
     rank, alpha, _ = shape[0]
     targets = study.arm(next(iter(study.arms))).target_layers
@@ -428,7 +431,8 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
                 code = dead[0] if dead else 0
                 killed = " (killed from outside, most often because memory ran out)" if code == -9 else ""
                 raise RunFailed(
-                    f"a worker process ended with exit code {code}{killed}; the same command goes on"
+                    f"a worker process ended with exit code {code}{killed}; the same command goes on",
+                    "run/worker",
                 ) from None
             continue
         if kind == "progress":
@@ -483,7 +487,10 @@ def collect(
     scores = list(read_scores(study, out, tasks, failures))
     if not scores:
         told = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise RunFailed(f"every run of study {study.name} failed ({told}). The same command tries them again")
+        raise RunFailed(
+            f"every run of study {study.name} failed ({told}). The same command tries them again",
+            "run/failed",
+        )
     have = {s.condition for s in scores}
     for score in scores:
         score.save(out / "outcomes")

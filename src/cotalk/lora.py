@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cotalk.disk import write_atomically
+from cotalk.disk import read_json, write_atomically
 from cotalk.errors import BadInput, RunFailed
 from cotalk.sample import generator
 
@@ -75,7 +75,8 @@ class StackedLinear(nn.Module):
         if segments[-1][2] != len(x):  # a layer that regroups rows (experts) cannot tell whose row is whose
             raise RunFailed(
                 f"layer {self.name} was given {len(x)} rows, the batch has {segments[-1][2]}: expected a layer that "
-                'keeps the rows apart. Leave it out with --targets, such as "q_proj,k_proj,v_proj,o_proj"'
+                'keeps the rows apart. Leave it out with --targets, such as "q_proj,k_proj,v_proj,o_proj"',
+                "base/rows",
             )
         return torch.cat([self._one(x[start:stop], k) for k, start, stop in segments])
 
@@ -144,7 +145,8 @@ class Stack:
         }
         if not found:
             raise BadInput(
-                f"target layers {targets!r}: expected names of linear layers of the base; none was found"
+                f"target layers {targets!r}: expected names of linear layers of the base; none was found",
+                "config/targets",
             )
         stacked = {}
         for name, linear in found.items():
@@ -223,20 +225,24 @@ class Stack:
         if not path.is_file() or not config_path.is_file():
             raise BadInput(
                 f"{directory} is no adapter: expected adapter_model.safetensors and adapter_config.json in it "
-                "(weights are read from safetensors only)"
+                "(weights are read from safetensors only)",
+                "adapter/missing",
             )
-        self._check_config(directory, _read_json(config_path))
+        self._check_config(directory, _read_object(config_path))
         origin = directory / "cotalk_adapter.json"
-        recorded = _read_json(origin).get("base_sha256") if origin.is_file() else None
+        recorded = _read_object(origin).get("base_sha256") if origin.is_file() else None
         if recorded and self.base_sha256 and recorded != self.base_sha256:
             raise BadInput(
-                f"adapter {directory} was trained on a base with SHA-256 {recorded[:12]}..., this base has "
-                f"{self.base_sha256[:12]}...: give the base that it was trained on with --base"
+                f"adapter {directory} was trained on a base with SHA-256 {str(recorded)[:12]}..., this base has "
+                f"{self.base_sha256[:12]}...: give the base that it was trained on with --base",
+                "adapter/other-base",
             )
         try:
             tensors = safetensors.torch.load_file(path)
         except (safetensors.SafetensorError, OSError) as error:
-            raise BadInput(f"{path} cannot be read ({error}): expected a whole safetensors file") from error
+            raise BadInput(
+                f"{path} cannot be read ({error}): expected a whole safetensors file", "adapter/unreadable"
+            ) from error
         self._check_tensors(directory, k, tensors)
         with torch.no_grad():
             for name, parameter in self.parameters(k).items():
@@ -248,12 +254,14 @@ class Stack:
         if config.get("peft_type") != "LORA" or odd:
             raise BadInput(
                 f"adapter {directory} is {config.get('peft_type')} with {', '.join(odd) or 'no other key'}: expected "
-                "a plain LoRA adapter (one rank and scale for all layers, no bias)"
+                "a plain LoRA adapter (one rank and scale for all layers, no bias)",
+                "adapter/unfit",
             )
-        if config.get("r") != self.rank or float(config.get("lora_alpha", 0)) != float(self.alpha):
+        if config.get("r") != self.rank or config.get("lora_alpha") != self.alpha:
             raise BadInput(
                 f"adapter {directory} has r={config.get('r')}, lora_alpha={config.get('lora_alpha')}; this stack "
-                f"has r={self.rank}, lora_alpha={self.alpha}: set --rank and --alpha to the adapter's"
+                f"has r={self.rank}, lora_alpha={self.alpha}: set --rank and --alpha to the adapter's",
+                "adapter/unfit",
             )
 
     def _check_tensors(self, directory: Path, k: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -261,26 +269,26 @@ class Stack:
         if differ := wanted.keys() ^ tensors.keys():
             raise BadInput(
                 f"adapter {directory} does not fit this base and --targets: {len(differ)} tensors are in one of them "
-                f"only, such as {min(differ)}"
+                f"only, such as {min(differ)}",
+                "adapter/unfit",
             )
         for name, shape in wanted.items():
             if tensors[name].shape != shape:
                 raise BadInput(
-                    f"adapter {directory}: {name} is {tuple(tensors[name].shape)}, expected {tuple(shape)}"
+                    f"adapter {directory}: {name} is {tuple(tensors[name].shape)}, expected {tuple(shape)}",
+                    "adapter/unfit",
                 )
             if not tensors[name].isfinite().all():
                 raise BadInput(
-                    f"adapter {directory}: {name} is not finite everywhere; expected a whole adapter"
+                    f"adapter {directory}: {name} is not finite everywhere; expected a whole adapter",
+                    "adapter/not-finite",
                 )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON ({error}): expected what PEFT or Cotalk wrote") from error
+def _read_object(path: Path) -> dict[str, Any]:
+    found = read_json(path, "what PEFT or Cotalk wrote", "adapter/unreadable")
     if not isinstance(found, dict):
-        raise BadInput(f"{path} holds {type(found).__name__}: expected a JSON object")
+        raise BadInput(f"{path} holds {type(found).__name__}: expected a JSON object", "adapter/unreadable")
     return found
 
 

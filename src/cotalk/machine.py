@@ -203,7 +203,8 @@ class _Held:
             except torch.OutOfMemoryError as error:
                 raise BadInput(
                     f"shape {self.name} does not fit on {self.device}; expected a smaller one, such as --shape "
-                    f"{'tiny' if self.name == 'smollm2-135m' else 'smollm2-135m'}"
+                    f"{'tiny' if self.name == 'smollm2-135m' else 'smollm2-135m'}",
+                    "memory/full",
                 ) from error
         return self._stack
 

@@ -192,7 +192,8 @@ class RAFT(GRPO):
         if config.normaliser != "credited":
             raise BadInput(
                 f'method "raft" with normaliser = {config.normaliser!r}: its step would shrink with its win rate; '
-                'expected normaliser = "credited", or method "raft_published"'
+                'expected normaliser = "credited", or method "raft_published"',
+                "config/method-setting",
             )
 
     def credit(self, group: Group) -> None:
@@ -237,7 +238,9 @@ class Ada(GRPO):
         super().__init__(config)
         self.round, self.most = config.round_chats, config.most_chats
         if not self.chats <= self.most:
-            raise BadInput(f"most_chats = {self.most}: expected at least chats = {self.chats}")
+            raise BadInput(
+                f"most_chats = {self.most}: expected at least chats = {self.chats}", "config/method-setting"
+            )
 
     def wants(self, group: Group) -> int:
         drawn, right = len(group.chats), sum(group.rewards)
@@ -294,7 +297,8 @@ class Mixed(GRPO):
         self.pool = config.pool or self.POOL
         if config.chats % 2:
             raise BadInput(
-                f'chats = {config.chats} with method "mixed": expected an even number, two a partner'
+                f'chats = {config.chats} with method "mixed": expected an even number, two a partner',
+                "config/method-setting",
             )
 
     def seat(self, group: Group, number: int, cast: Cast) -> dict[str, Player]:
@@ -425,7 +429,10 @@ def method(config: Config) -> Method:
     made = (METHODS[name] if name in METHODS else _from_file(name))(config)
     missing = [answer for answer in ANSWERS if not callable(getattr(made, answer, None))]
     if missing:
-        raise BadInput(f"method {name!r} has no {', no '.join(missing)}: expected {', '.join(ANSWERS)}")
+        raise BadInput(
+            f"method {name!r} has no {', no '.join(missing)}: expected {', '.join(ANSWERS)}",
+            "method/not-loaded",
+        )
     return made
 
 
@@ -435,7 +442,8 @@ def pool_of(made: Method, config: Config) -> tuple[Entry, ...]:
     pool = read_pool(getattr(made, "pool", config.pool))
     if wrong := sorted({entry.seat for entry in pool} - set(seats) - {""}):
         raise BadInput(
-            f"pool names the seat {wrong[0]}: expected one of {', '.join(seats)}, as the order has"
+            f"pool names the seat {wrong[0]}: expected one of {', '.join(seats)}, as the order has",
+            "pool/entry",
         )
     return pool
 
@@ -446,11 +454,17 @@ def _from_file(name: str) -> Any:
         near = difflib.get_close_matches(name, METHODS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise BadInput(
-            f"method {name!r} is not known{hint}: expected one of {', '.join(METHODS)}, or file.py:Class"
+            f"method {name!r} is not known{hint}: expected one of {', '.join(METHODS)}, or file.py:Class",
+            "method/not-loaded",
         )
     if not Path(path).is_file():
-        raise BadInput(f"method {name!r}: there is no file {path!r}; expected file.py:Class")
+        raise BadInput(
+            f"method {name!r}: there is no file {path!r}; expected file.py:Class", "method/not-loaded"
+        )
     found = from_file(name)
     if not isinstance(found, type):
-        raise BadInput(f"method {name!r} is {found!r}: expected a class whose constructor takes the Config")
+        raise BadInput(
+            f"method {name!r} is {found!r}: expected a class whose constructor takes the Config",
+            "method/not-loaded",
+        )
     return found

@@ -72,7 +72,8 @@ def _entry(text: str) -> Entry:
     if found is None or kind not in KINDS or bool(of) != (kind in WITH_NAME) or not heavy > 0:
         raise BadInput(
             f"pool entry {text!r}: expected self, base, snapshots, script:NAME, adapter:DIR or model:DIR, before it a "
-            'seat such as "B=" and after it a weight such as "*2" if you like: pool = "self*2, base, B=script:terse"'
+            'seat such as "B=" and after it a weight such as "*2" if you like: pool = "self*2, base, B=script:terse"',
+            "pool/entry",
         )
     return Entry(kind, of, heavy, found["seat"] or "")
 
@@ -260,5 +261,6 @@ def adapters_in(path: Path, seats: str) -> dict[Path, str]:
         return apart
     raise BadInput(
         f"adapter {path}: expected a directory in PEFT's format (adapter_config.json), or a run's directory with "
-        f"adapter/ or {', '.join(where.name for where in apart)}/ in it"
+        f"adapter/ or {', '.join(where.name for where in apart)}/ in it",
+        "adapter/missing",
     )

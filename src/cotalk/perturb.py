@@ -150,7 +150,9 @@ def _generators() -> dict[int, Any]:
     try:
         import reasoning_gym
     except ImportError as error:
-        raise BadInput("gsm_symbolic needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'") from error
+        raise BadInput(
+            "gsm_symbolic needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'", "package/missing"
+        ) from error
     found: dict[int, Any] = reasoning_gym.create_dataset("gsm_symbolic", size=1, seed=0).generators
     return found
 
@@ -207,7 +209,10 @@ def solutions(source: str) -> dict[str, str]:
         files = [path / "train.jsonl", path / "test.jsonl"] if path.is_dir() else [path]
         there = [file for file in files if file.is_file()]
         if not there:
-            raise BadInput(f"source {source!r} holds no GSM8K file; expected train.jsonl or test.jsonl")
+            raise BadInput(
+                f"source {source!r} holds no GSM8K file; expected train.jsonl or test.jsonl",
+                "task/unknown-source",
+            )
         lines = [line for file in there for line in file.read_text(encoding="utf-8").split("\n")]
         rows = [json.loads(line) for line in lines if line.strip()]
     return {row["question"]: row["answer"] for row in rows if "question" in row and "answer" in row}

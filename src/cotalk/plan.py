@@ -189,7 +189,7 @@ def plan(
     """
     for flag, given in (("--price", price), ("--card-gib", card_gib)):
         if given is not None and not 0 <= given < float("inf"):
-            raise BadInput(f"{flag} {given}: expected a number from 0 on")
+            raise BadInput(f"{flag} {given}: expected a number from 0 on", "cli/number")
     config, jobs = study.config, study.jobs()
     device = device or _device(config, card_gib)
     workers = min(workers or cores(), len(jobs)) if device == "cpu" else 1

@@ -81,9 +81,13 @@ FACT_COUNTS = tuple(sorted({len(k.facts) for k in KINDS}))
 def generate(seed: int, n: int, facts: int = 2) -> list[Task]:
     """`n` puzzles, all texts different. A longer list of a seed begins with the shorter one."""
     if seed < 0 or n < 0:
-        raise BadInput(f"puzzles from seed {seed}, {n} of them: expected whole numbers from 0 on")
+        raise BadInput(
+            f"puzzles from seed {seed}, {n} of them: expected whole numbers from 0 on", "task/puzzles"
+        )
     if facts not in FACT_COUNTS:
-        raise BadInput(f"puzzles with {facts} facts: expected one of {', '.join(map(str, FACT_COUNTS))}")
+        raise BadInput(
+            f"puzzles with {facts} facts: expected one of {', '.join(map(str, FACT_COUNTS))}", "task/puzzles"
+        )
     random = np.random.default_rng((seed, facts))
     out: dict[str, Task] = {}
     while len(out) < n:
@@ -130,7 +134,9 @@ def signs_of(task: Task) -> str:
     for kind in KINDS:
         if kind.name == name:
             return kind.signs
-    raise BadInput(f"task {task.id!r} has template {task.template!r}: expected a puzzle of puzzles.py")
+    raise BadInput(
+        f"task {task.id!r} has template {task.template!r}: expected a puzzle of puzzles.py", "task/puzzles"
+    )
 
 
 def reserved() -> frozenset[str]:

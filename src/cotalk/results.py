@@ -38,7 +38,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cotalk import stats, talk
-from cotalk.disk import write_atomically
+from cotalk.disk import read_json, write_atomically
 from cotalk.errors import BadInput
 from cotalk.stats import Comparison, Floats, NoiseFloor, Rate
 
@@ -49,6 +49,9 @@ NO_SEED = -1  # how an .npz file writes the seed of what was never trained
 RECORDED = ("cotalk", "torch", "transformers", "peft", "numpy", "scipy", "math-verify", "reasoning-gym")
 # Of each measure's code: raised whenever a value of it could change. results.json and outcomes/*.npz carry them.
 MEASURES = {"grade": 1, "talk": talk.VERSION, "intervals": stats.VERSION}
+TORN = (  # what numpy raises for a file that is pickled, torn, encrypted or no archive
+    ValueError, OSError, EOFError, KeyError, TypeError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 SHOWN_TALK = ("sends", "uses")  # in the terminal; the report has them all
 
 
@@ -90,22 +93,31 @@ class Score:
         if self.repeats and [len(row) for row in self.repeats] != [len(self.repeats[0])] * len(self.seeds):
             raise BadInput(
                 f"{self.condition} has the repeats {self.repeats}; expected as many for each of its "
-                f"{len(self.seeds)} runs, or none."
+                f"{len(self.seeds)} runs, or none.",
+                "results/score",
             )
         if len(set(self.seeds)) < len(self.seeds) or (None in self.seeds and len(self.seeds) > 1):
-            raise BadInput(f"{self.condition} has the seeds {self.seeds}; expected each once, or None alone.")
+            raise BadInput(
+                f"{self.condition} has the seeds {self.seeds}; expected each once, or None alone.",
+                "results/score",
+            )
         if len(set(self.tasks)) < len(self.tasks):
             raise BadInput(
-                f"{self.condition} names a task twice; expected each once, its chats side by side."
+                f"{self.condition} names a task twice; expected each once, its chats side by side.",
+                "results/score",
             )
         if self.decoding not in ("sampled", "greedy"):
-            raise BadInput(f"{self.condition} has decoding {self.decoding!r}; expected sampled or greedy.")
+            raise BadInput(
+                f"{self.condition} has decoding {self.decoding!r}; expected sampled or greedy.",
+                "results/score",
+            )
 
     def _expect(self, name: str, values: Floats, shape: tuple[int, ...]) -> None:
         if values.shape != shape or 0 in shape:
             raise BadInput(
                 f"{self.condition}: {name} has the shape {values.shape}; expected {shape} after its seeds, "
-                "tasks, chats and seats, none of them 0."
+                "tasks, chats and seats, none of them 0.",
+                "results/score",
             )
 
     @property
@@ -180,22 +192,34 @@ class Score:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
         except FileNotFoundError:
-            raise BadInput(f"there is no file {path}; expected an outcomes/NAME.npz of a study.") from None
-        except (
-            ValueError,
-            OSError,
-            EOFError,
-            zipfile.BadZipFile,
-            zlib.error,
-        ) as error:  # numpy: pickled, torn, or not an archive
-            raise BadInput(f"{path} holds no readable outcomes ({error}); evaluate again.") from error
+            raise BadInput(
+                f"there is no file {path}; expected an outcomes/NAME.npz of a study.", "results/missing"
+            ) from None
+        except TORN as error:
+            raise BadInput(
+                f"{path} holds no readable outcomes ({error}); evaluate again.", "results/unreadable"
+            ) from error
         missing = {"outcomes", "strict", "lenient", "parsed", "seeds", "tasks", "seats"} - arrays.keys()
         if missing:
-            raise BadInput(f"{path} lacks {', '.join(sorted(missing))}; expected what Score.save writes.")
+            raise BadInput(
+                f"{path} lacks {', '.join(sorted(missing))}; expected what Score.save writes.",
+                "results/unreadable",
+            )
+        try:
+            return cls._of_arrays(arrays, path.stem)
+        except BadInput:
+            raise
+        except (*TORN, IndexError, AttributeError, OverflowError) as error:
+            raise BadInput(
+                f"{path} holds other arrays ({error!r}); evaluate again.", "results/unreadable"
+            ) from error
+
+    @classmethod
+    def _of_arrays(cls, arrays: Mapping[str, Any], condition: str) -> Score:
         clusters = [json.loads(str(name)) for name in arrays.get("clusters", ())]
         repeats = arrays.get("repeats", np.zeros(0)).reshape(len(arrays["seeds"]), -1)
         return cls(
-            condition=str(arrays.get("condition", path.stem)),
+            condition=str(arrays.get("condition", condition)),
             seeds=tuple(None if seed == NO_SEED else int(seed) for seed in arrays["seeds"]),
             tasks=tuple(map(str, arrays["tasks"])),
             seats=tuple(map(str, arrays["seats"])),
@@ -223,12 +247,14 @@ def compare_scores(a: Score, b: Score, label_a: str = "", label_b: str = "") -> 
     if a.tasks != b.tasks:
         raise BadInput(
             f"{a.condition} was scored on {len(a.tasks)} tasks and {b.condition} on {len(b.tasks)}; expected "
-            "the same tasks in the same order. Evaluate both on the same tasks."
+            "the same tasks in the same order. Evaluate both on the same tasks.",
+            "compare/unlike",
         )
     if a.measures.get("grade") != b.measures.get("grade"):
         raise BadInput(
             f"{a.condition} was graded by version {a.measures.get('grade')} of the grader and {b.condition} by version "
-            f"{b.measures.get('grade')}; expected one. Run the older study again in a new directory."
+            f"{b.measures.get('grade')}; expected one. Run the older study again in a new directory.",
+            "compare/unlike",
         )
     names = (label_a or _words(a.condition), label_b or _words(b.condition))
     if a.seeds == (None,) == b.seeds:
@@ -237,7 +263,8 @@ def compare_scores(a: Score, b: Score, label_a: str = "", label_b: str = "") -> 
         return stats.compare_with_fixed(a.outcomes, b.outcomes, *names, clusters=a.clusters)
     if a.seeds == (None,):
         raise BadInput(
-            f"{a.condition} was never trained; compare {b.condition} with it, the trained one first."
+            f"{a.condition} was never trained; compare {b.condition} with it, the trained one first.",
+            "compare/unlike",
         )
     found = stats.compare_arms(list(a.seed_means.values()), list(b.seed_means.values()), *names)
     return replace(found, over_tasks=stats.crossed_difference(a.outcomes, b.outcomes, a.clusters))
@@ -300,11 +327,15 @@ def build(
         if dict(score.measures) != MEASURES:
             raise BadInput(
                 f"{score.condition} was measured by {_told(score.measures)}, and this is {_told(MEASURES)}. "
-                "Read it from its chats again: the study's command does so."
+                "Read it from its chats again: the study's command does so.",
+                "results/stale",
             )
     sampled, greedy = (_by_condition(given, decoding) for decoding in ("sampled", "greedy"))
     if alone := sorted(greedy.keys() - sampled.keys()):
-        raise BadInput(f"greedy scores of {', '.join(alone)} came without the sampled ones; expected both.")
+        raise BadInput(
+            f"greedy scores of {', '.join(alone)} came without the sampled ones; expected both.",
+            "results/score",
+        )
     about = about or {}
     labels = {name: str(about.get(name, {}).get("label") or _words(name)) for name in sampled}
     conditions = {
@@ -339,7 +370,10 @@ def _by_condition(scores: Sequence[Score], decoding: str) -> dict[str, Score]:
     chosen = [score for score in scores if score.decoding == decoding]
     names = [score.condition for score in chosen]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BadInput(f"two {decoding} scores were given for {', '.join(twice)}; expected all runs in one.")
+        raise BadInput(
+            f"two {decoding} scores were given for {', '.join(twice)}; expected all runs in one.",
+            "results/score",
+        )
     return dict(zip(names, chosen, strict=True))
 
 
@@ -379,7 +413,9 @@ def _comparisons(
 ) -> list[Json]:
     for name in (name for pair in pairs for name in pair):
         if name not in sampled:
-            raise BadInput(f"a comparison names {name!r}; expected one of {', '.join(sampled)}.")
+            raise BadInput(
+                f"a comparison names {name!r}; expected one of {', '.join(sampled)}.", "compare/sides"
+            )
     floors = noise_floors({name: score.repeats_per_seed for name, score in sampled.items()})
     found = [
         stats.with_noise(compare_scores(sampled[a], sampled[b], labels[a], labels[b]), floors[a], floors[b])
@@ -407,11 +443,10 @@ def read(path: Path) -> Json:
     """Read a results.json of schema 1; BadInput says what is wrong with any other file."""
     path = path / "results.json" if path.is_dir() else path
     if not path.exists():
-        raise BadInput(f"there is no file {path}; expected a results.json, written when a study ends.")
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadInput(f"{path} is not JSON ({error}); expected a study's results.json.") from error
+        raise BadInput(
+            f"there is no file {path}; expected a results.json, written when a study ends.", "results/missing"
+        )
+    results = read_json(path, "a study's results.json", "results/unreadable")
     _refuse(str(path), check(results))
     return dict(results)
 
@@ -425,10 +460,10 @@ def check(results: object) -> list[str]:
         return [f"the document is {_kind(results)}; expected an object"]
     if results.get("schema") != SCHEMA or results.get("schema") is True:
         return [f"schema is {results.get('schema')!r}; expected {SCHEMA}, all that this version reads"]
-    if faults := misshapen(results):
-        return faults
     try:
-        return list(_relation_faults(results))
+        return misshapen(results) or list(_relation_faults(results))
+    except RecursionError:
+        return ["the document is nested too deep; expected the shape of results.schema.json"]
     except (
         KeyError,
         TypeError,
@@ -461,7 +496,10 @@ def _refuse(what: str, faults: Sequence[str]) -> None:
     if faults:
         shown = "\n  ".join(faults[:10])
         more = f"\n  and {len(faults) - 10} more" if len(faults) > 10 else ""
-        raise BadInput(f"{what}: not a well-formed results.json (docs/results.md).\n  {shown}{more}")
+        raise BadInput(
+            f"{what}: not a well-formed results.json (docs/results.md).\n  {shown}{more}",
+            "results/not-well-formed",
+        )
 
 
 @lru_cache(maxsize=1)
@@ -641,19 +679,21 @@ def table(results: Json) -> RenderableType:
 
 
 def _score_table(study: str, conditions: Json) -> Table:
-    grid = Table(title=f"{study}: tasks solved, with 95% intervals", title_justify="left")
+    grid = Table(title=Text(f"{study}: tasks solved, with 95% intervals"), title_justify="left")
     grid.add_column("condition", min_width=22)
     for heading, width in (("score", 20), ("n", 11), ("every seed", 14)):
         grid.add_column(heading, min_width=width)
     grid.caption = "n: seeds x tasks x answers; the untrained base has no seeds"
     for name, condition in conditions.items():
-        size, seeds = condition["size"], condition["per_seed"]
-        of = [size["runs"]] * (list(seeds) != ["base"]) + [size["tasks"], size["chats"] * size["seats"]]
+        size, seeds = condition.get("size", {}), condition["per_seed"]
+        trained = list(seeds) != ["base"]
+        whole = {"runs", "tasks", "chats", "seats"} <= size.keys()
+        of = [size["runs"]] * trained + [size["tasks"], size["chats"] * size["seats"]] if whole else []
         grid.add_row(
             Text(str(condition.get("label") or name)),
             Text(Rate.from_json(condition["score"]).brief),
             Text(" x ".join(map(str, of))),
-            Text("" if list(seeds) == ["base"] else " ".join(f"{mean:.2f}" for mean in seeds.values())),
+            Text(" ".join(f"{mean:.2f}" for mean in seeds.values()) if trained else ""),
         )
     return grid
 
@@ -666,7 +706,7 @@ def _rate_table(title: str, conditions: Json, rates: Mapping[str, Json]) -> list
     grid = Table(title=title, title_justify="left")
     grid.add_column("condition", min_width=22)
     for name in names:
-        grid.add_column(name, min_width=20)
+        grid.add_column(Text(name), min_width=20)
     for condition, row in rates.items():
         cells = [Text(_cell(row[name], conditions[condition]) if name in row else "") for name in names]
         grid.add_row(Text(str(conditions[condition].get("label") or condition)), *cells)

@@ -85,7 +85,8 @@ def locked(directory: Path) -> Iterator[None]:
         if not isinstance(error.__cause__, Timeout):
             raise BadInput(str(error)) from error
         raise BadInput(
-            f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out"
+            f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out",
+            "run/in-use",
         ) from error
     try:
         yield
@@ -115,7 +116,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             out.append(json.loads(line))
         except ValueError as error:
             told = f"{path}, line {number} is damaged ({error}): expected a JSON object; remove that line"
-            raise RunFailed(told) from error
+            raise RunFailed(told, "run/line") from error
     return out
 
 
@@ -139,14 +140,18 @@ class RunDirectory:
                 before = tomllib.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
                 raise BadInput(
-                    f"{path} is not TOML ({error}): expected a run's config. Use another --out"
+                    f"{path} is not TOML ({error}): expected a run's config. Use another --out",
+                    "config/not-toml",
                 ) from error
             differ = differences(Config().as_dict() | before, config.as_dict())
             if not differ:
                 return ""
             told = f"{self.path} holds a run with another config: {'; '.join(differ)}"
             if not force:
-                raise BadInput(f"{told}. Use another --out, or --force to set that run aside and begin again")
+                raise BadInput(
+                    f"{told}. Use another --out, or --force to set that run aside and begin again",
+                    "run/other-config",
+                )
             old = [
                 p for p in sorted(self.path.iterdir()) if p.name not in (".lock", ".lock.json", "set-aside")
             ]
@@ -360,7 +365,8 @@ class RunDirectory:
         if told and step is None and were_there:
             raise RunFailed(
                 f"{self.path}: every checkpoint is damaged or lost ({'; '.join(told)}); expected a whole one. "
-                "To begin again from step 0, remove that run's directory"
+                "To begin again from step 0, remove that run's directory",
+                "run/checkpoints",
             )
         if told:
             warnings.warn(

@@ -179,7 +179,7 @@ UNSEEN = ("trader", "polite", "forgetful")
 def script(name: str) -> Script:
     """The scripted partner of this name."""
     if name not in SCRIPTS:
-        raise BadInput(f"script {name!r} is not known: expected one of {', '.join(SCRIPTS)}")
+        raise BadInput(f"script {name!r} is not known: expected one of {', '.join(SCRIPTS)}", "pool/entry")
     return SCRIPTS[name]
 
 

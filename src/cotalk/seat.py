@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from rich.text import Text
 
 from cotalk.base import load_base
 from cotalk.chat import BASE, Chat, Player, Reply, Rules, Seating, View, converse
-from cotalk.config import Config
+from cotalk.config import Config, read_toml
 from cotalk.deal import Deal
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
@@ -120,7 +119,8 @@ def sit(run: Path, seat: str, guest: Guest, partner: str = "", task: str = "", s
     config = config_of(run, "RUN")
     if seat not in config.rules.seats or len(seat) != 1:
         raise BadInput(
-            f"--seat {seat!r}: expected one of {', '.join(config.rules.seats)} (order {config.order} of {run})"
+            f"--seat {seat!r}: expected one of {', '.join(config.rules.seats)} (order {config.order} of {run})",
+            "order/seats",
         )
     with guest.waits("loading"):
         engine, form, team = _table(run, config, partner, guest)
@@ -142,14 +142,12 @@ def config_of(run: Path, what: str) -> Config:
     """The config of a run's directory."""
     path = run / "config.toml"
     if path.is_file():
-        try:
-            return Config().replaced(tomllib.loads(path.read_text(encoding="utf-8")), where=f"{path}: ")
-        except tomllib.TOMLDecodeError as error:
-            raise BadInput(f"{path} is not TOML ({error}): expected a run's config") from error
+        return Config().replaced(read_toml(path), where=f"{path}: ")
     inner = sorted(str(p.parent) for p in run.glob("runs/*/config.toml"))
     hint = f"; it is a study: give one of its runs, {', '.join(inner[:6])}" if inner else ""
     raise BadInput(
-        f"{what} {run} is no run's directory (no config.toml){hint or '. Train one first: cotalk quickstart'}"
+        f"{what} {run} is no run's directory (no config.toml){hint or '. Train one first: cotalk quickstart'}",
+        "run/missing",
     )
 
 
@@ -159,7 +157,8 @@ def _table(run: Path, config: Config, partner: str, guest: Guest) -> tuple[Engin
     playing = config if other == run else config_of(other, "--partner")
     if set(playing.rules.seats) != set(config.rules.seats):
         raise BadInput(
-            f"--partner {partner} seats {playing.rules.seats}, {run} {config.rules.seats}: expected the same"
+            f"--partner {partner} seats {playing.rules.seats}, {run} {config.rules.seats}: expected the same",
+            "order/seats",
         )
     base = load_base(config.base, config.dtype, config.device, config.wording)
     if base.model.device.type == "cpu" and config.base == "tiny":
@@ -192,7 +191,8 @@ def _in_order(deals: Sequence[Deal], task: str, seed: int) -> Iterator[Deal]:
     named = {deal.task.id: deal for deal in deals}
     if task and task not in named:
         raise BadInput(
-            f"--task {task!r} is not held out here; expected one such as {', '.join(list(named)[:3])}"
+            f"--task {task!r} is not held out here; expected one such as {', '.join(list(named)[:3])}",
+            "task/not-held-out",
         )
     order = [deals[i] for i in generator("seat", seed).permutation(len(deals))]
     yield from [named[task]] if task else []
@@ -412,6 +412,7 @@ def _read(stdin: IO[str]) -> str:
     line = stdin.readline()
     if not line:
         raise BadInput(
-            "stdin ended before the chat did: expected one line for each of your turns, the last one an answer"
+            "stdin ended before the chat did: expected one line for each of your turns, the last one an answer",
+            "seat/no-words",
         )
     return line.rstrip("\r\n")

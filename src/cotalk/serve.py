@@ -280,7 +280,7 @@ def listen(root: Path, port: int = 0) -> Any:
     """A waitress server on 127.0.0.1, not yet running: `.effective_port`, `.run()`, `.close()`. Port 0: a free one."""
     site = Site(root)
     if not 0 <= port < 1 << 16:
-        raise BadInput(f"--port {port}: expected 0 (a free one) to 65535")
+        raise BadInput(f"--port {port}: expected 0 (a free one) to 65535", "cli/number")
     try:
         return waitress.create_server(
             site, host=ADDRESS, port=port, threads=THREADS, ident="cotalk", max_request_body_size=1024,
@@ -288,5 +288,6 @@ def listen(root: Path, port: int = 0) -> Any:
         )  # fmt: skip
     except OSError as error:
         raise BadInput(
-            f"--port {port} cannot be listened on ({error.strerror}); leave it out for a free one"
+            f"--port {port} cannot be listened on ({error.strerror}); leave it out for a free one",
+            "server/port",
         ) from error

@@ -139,7 +139,7 @@ def padded(rank: int) -> int:
 def known(shape: str) -> tuple[Any, Any, dict[str, Any]]:
     """A line of SHAPES. Raises BadInput for a name that is not there."""
     if shape not in SHAPES:
-        raise BadInput(f"shape {shape!r} is not known: expected one of {', '.join(SHAPES)}")
+        raise BadInput(f"shape {shape!r} is not known: expected one of {', '.join(SHAPES)}", "config/choice")
     return SHAPES[shape]
 
 

@@ -55,6 +55,7 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
 
 
 def _train_one(config: Config, out: Path, console: Console) -> None:
+    config.refuse_unused(config.unused)
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
     base = load_base(config.base, config.dtype, config.device, config.wording)
@@ -94,7 +95,9 @@ def evaluate_one(
 ) -> dict[str, Any]:
     """Plays held-out tasks with one team and prints its score; returns it as JSON."""
     if chats < 1 or repeats < 1:
-        raise BadInput(f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each")
+        raise BadInput(
+            f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each", "cli/number"
+        )
     with locked(out):
         return _evaluate_one(config, adapter, out, console, chats, repeats, greedy)
 
@@ -158,9 +161,12 @@ def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
     """Plays a finished study's whole cross-play matrix, every held-out task, and puts it into its results.json."""
     path = out / "study.toml"
     if not path.is_file():
-        raise BadInput(f"--cross {out}: there is no {path}; expected the directory of a study that was run")
+        raise BadInput(
+            f"--cross {out}: there is no {path}; expected the directory of a study that was run",
+            "run/missing",
+        )
     if chats < 1:
-        raise BadInput(f"--chats-per-task {chats}: expected at least 1")
+        raise BadInput(f"--chats-per-task {chats}: expected at least 1", "cli/number")
     with locked(out):
         return _cross_one(read_study(str(path)), out, chats, console)
 

@@ -37,6 +37,7 @@ class Tally:
     dealt: int
     refused: dict[str, int]  # reason -> tasks
     repeats: dict[str, int]  # set that holds the same problem already -> tasks dropped
+    first: str = ""  # why the first of the refused ones was, with its place
 
     def __str__(self) -> str:
         parts = [f"{self.dealt:,} dealt of {self.read:,} read"]
@@ -78,7 +79,7 @@ def splits(
     wanted = {"heldout": heldout} | ({"unseen": unseen} if unseen else {}) | {"train": train, "dev": dev}
     for name, count in wanted.items():
         if count < 0:
-            raise BadInput(f"{name} {count} is negative; expected 0 or more tasks")
+            raise BadInput(f"{name} {count} is negative; expected 0 or more tasks", "cli/number")
     source = for_seats(source, seats)
     streams = _streams(source, heldout_source and for_seats(heldout_source, seats), seed)
     if unseen:
@@ -88,9 +89,12 @@ def splits(
     for name, (dealt, tally) in taken.items():
         if len(dealt) < wanted[name]:
             origin = heldout_source if name == "heldout" and heldout_source else source
+            first = f". The first that cannot be dealt: {tally.first}" if tally.first else ""
             raise BadInput(
                 f"source {origin!r} has {len(dealt):,} {name} tasks for seats {seats} under rule {rule}, "
-                f"{wanted[name]:,} were asked for ({tally}); give more tasks, or ask for fewer with --{name}"
+                f"{wanted[name]:,} were asked for ({tally}); give more tasks, or ask for fewer with "
+                f"--{name}-tasks{first}",
+                "task/too-few",
             )
     lists = {name: dealt for name, (dealt, _) in taken.items()}
     return Tasks(**lists, report={name: tally for name, (_, tally) in taken.items()})
@@ -120,17 +124,18 @@ def _take(
     dealt: list[Deal] = []
     refused: Counter[str] = Counter()
     repeats: Counter[str] = Counter()
-    read = in_vain = 0
+    read, in_vain, first = 0, 0, ""
     while len(dealt) < count and in_vain < PATIENCE and (task := next(tasks, None)) is not None:
         read, in_vain = read + 1, in_vain + 1
         try:
             one = deal(task, *how)
         except CannotDeal as error:
             refused[error.reason] += 1
+            first = first or str(error)
             continue
         if one.text in seen:
             repeats[seen[one.text]] += 1
             continue
         seen[one.text], in_vain = name, 0
         dealt.append(one)
-    return dealt, Tally(read, len(dealt), dict(refused.most_common()), dict(repeats.most_common()))
+    return dealt, Tally(read, len(dealt), dict(refused.most_common()), dict(repeats.most_common()), first)

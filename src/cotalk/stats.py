@@ -74,9 +74,15 @@ class Rate:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise BadInput(f"a rate was given the unit {self.unit!r}; expected one of {', '.join(UNITS)}.")
+            raise BadInput(
+                f"a rate was given the unit {self.unit!r}; expected one of {', '.join(UNITS)}.",
+                "statistics/values",
+            )
         if not self.low <= self.mean <= self.high:
-            raise BadInput(f"a rate was given the mean {self.mean}, not within [{self.low}, {self.high}].")
+            raise BadInput(
+                f"a rate was given the mean {self.mean}, not within [{self.low}, {self.high}].",
+                "statistics/values",
+            )
 
     @property
     def as_json(self) -> dict[str, float | int | str]:
@@ -144,7 +150,8 @@ def rate_over_tasks(outcomes: ArrayLike, clusters: Clusters = None) -> Rate:
     if len(values) != 1:
         raise BadInput(
             f"rate_over_tasks was given {len(values)} runs and speaks of one checkpoint. "
-            "Call rate_over_seeds for several runs, or outcomes[:1] for one of them."
+            "Call rate_over_seeds for several runs, or outcomes[:1] for one of them.",
+            "statistics/values",
         )
     rate = _wilson_over_tasks(values[0], clusters, answers=int(np.isfinite(outcomes).sum()))
     return replace(rate, answers=_answers(outcomes))
@@ -204,7 +211,10 @@ def amount(values: ArrayLike, clusters: Clusters = None) -> Rate:
         if (ends := _resampled([kept], kept_clusters, crossed)) is not None:
             return Rate(mean, min(mean, ends[0]), max(mean, ends[1]), n, unit, tasks=kept.shape[-1])
     if not df > 0:
-        raise BadInput("amount was given a single task (or template); an interval needs at least two.")
+        raise BadInput(
+            "amount was given a single task (or template); an interval needs at least two.",
+            "statistics/values",
+        )
     half = _t(df) * math.sqrt(variance)
     return Rate(mean, max(0.0, mean - half), mean + half, n, unit, tasks=kept.shape[-1])
 
@@ -227,7 +237,10 @@ def task_means(outcomes: ArrayLike) -> Floats:
     """(runs, tasks, ...) -> (runs, tasks): each task's answers averaged, NaN ones left out."""
     values = np.asarray(outcomes, dtype=np.float64)
     if values.ndim < 2 or values.size == 0:
-        raise BadInput(f"outcomes of shape {values.shape} were given; expected (runs, tasks, chats, seats).")
+        raise BadInput(
+            f"outcomes of shape {values.shape} were given; expected (runs, tasks, chats, seats).",
+            "statistics/values",
+        )
     values = values.reshape(*values.shape[:2], -1)
     counted = np.isfinite(values)
     with np.errstate(invalid="ignore"):
@@ -245,17 +258,25 @@ def _in_unit_interval(values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     wrong = array[(array < 0) | (array > 1)]
     if wrong.size:
-        raise BadInput(f"a rate was given the value {wrong[0]:g}; expected 0 to 1. Lengths go to amount().")
+        raise BadInput(
+            f"a rate was given the value {wrong[0]:g}; expected 0 to 1. Lengths go to amount().",
+            "statistics/values",
+        )
     return array
 
 
 def _applicable(values: Floats, clusters: Clusters) -> tuple[Floats, Sequence[Hashable] | None]:
     """The tasks that have a value, and their clusters."""
     if values.ndim != 1:
-        raise BadInput(f"values of shape {values.shape} were given; expected one value a task.")
+        raise BadInput(
+            f"values of shape {values.shape} were given; expected one value a task.", "statistics/values"
+        )
     there = np.isfinite(values)
     if not there.any():
-        raise BadInput(f"{len(values)} tasks were given and none has a value: there is nothing to average.")
+        raise BadInput(
+            f"{len(values)} tasks were given and none has a value: there is nothing to average.",
+            "statistics/values",
+        )
     return values[there], _kept(clusters, there)
 
 
@@ -264,11 +285,15 @@ def _complete(values: Floats, clusters: Clusters) -> tuple[Floats, Clusters]:
     if len(values) < 2:
         raise BadInput(
             "rate_over_seeds was given one run: an arm needs at least two seeds. "
-            "Call rate_over_tasks for a claim about this checkpoint."
+            "Call rate_over_tasks for a claim about this checkpoint.",
+            "statistics/values",
         )
     there = np.asarray(np.isfinite(values).all(0))
     if not there.any():
-        raise BadInput(f"{len(values)} runs share no task that has a value: there is nothing to average.")
+        raise BadInput(
+            f"{len(values)} runs share no task that has a value: there is nothing to average.",
+            "statistics/values",
+        )
     return values[:, there], _kept(clusters, there)
 
 
@@ -277,7 +302,10 @@ def _kept(clusters: Clusters, there: NDArray[np.bool_]) -> Clusters:
     if clusters is None:
         return None
     if len(clusters) != len(there):
-        raise BadInput(f"{len(clusters)} clusters were given for {len(there)} tasks; expected one a task.")
+        raise BadInput(
+            f"{len(clusters)} clusters were given for {len(there)} tasks; expected one a task.",
+            "statistics/values",
+        )
     return [name for name, keep in zip(clusters, there, strict=True) if keep]
 
 
@@ -477,7 +505,10 @@ def compare_checkpoints(
     """
     differences, clusters = _paired(_in_unit_interval(outcomes_a), _in_unit_interval(outcomes_b), clusters)
     if len(differences) != 1:
-        raise BadInput(f"compare_checkpoints was given {len(differences)} runs; expected one on each side.")
+        raise BadInput(
+            f"compare_checkpoints was given {len(differences)} runs; expected one on each side.",
+            "statistics/values",
+        )
     variance, df, _ = _task_variance(differences[0], clusters, spread=0.0)
     n = differences.shape[1]
     found = Comparison(a, b, float(differences.mean()), n, n, "tasks", sd_a=math.sqrt(variance * n))
@@ -495,7 +526,10 @@ def crossed_difference(
     """
     a, b = task_means(_in_unit_interval(outcomes_a)), task_means(_in_unit_interval(outcomes_b))
     if a.shape[1] != b.shape[1]:
-        raise BadInput(f"arms on {a.shape[1]} and {b.shape[1]} tasks were given; expected the same tasks.")
+        raise BadInput(
+            f"arms on {a.shape[1]} and {b.shape[1]} tasks were given; expected the same tasks.",
+            "statistics/values",
+        )
     there = np.asarray(np.isfinite(a).all(0) & np.isfinite(b).all(0))
     if min(len(a), len(b)) < 2 or not there.any():
         return None
@@ -567,7 +601,8 @@ def with_margin(found: Comparison, margin: float | None) -> Comparison:
         return found
     if isinstance(margin, bool) or not 0 < margin < 1:
         raise BadInput(
-            f"margin = {margin}: expected a difference of scores above 0 and below 1, such as 0.03"
+            f"margin = {margin}: expected a difference of scores above 0 and below 1, such as 0.03",
+            "statistics/margin",
         )
     found = replace(found, margin=float(margin), equivalence_p=None, equivalence_p_holm=None, needed=None)
     return replace(found, equivalence_p=equivalence_p(found, margin), needed=_needed(found, margin))
@@ -687,7 +722,10 @@ def correct(comparisons: Iterable[Comparison]) -> list[Comparison]:
 def _seed_means(means: Sequence[float], name: str) -> Floats:
     values = np.asarray(means, dtype=np.float64)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise BadInput(f"{name} was given the seed means {means}; expected one finite number a seed.")
+        raise BadInput(
+            f"{name} was given the seed means {means}; expected one finite number a seed.",
+            "statistics/values",
+        )
     return values
 
 
@@ -697,12 +735,15 @@ def _paired(runs: ArrayLike, fixed: ArrayLike, clusters: Clusters) -> tuple[Floa
     if len(right) != 1 or left.shape[1] != right.shape[1]:
         raise BadInput(
             f"scores of shapes {left.shape} and {right.shape} (runs, tasks) were given; "
-            "expected one run on the right and the same tasks on both sides."
+            "expected one run on the right and the same tasks on both sides.",
+            "statistics/values",
         )
     differences = left - right
     there = np.asarray(np.isfinite(differences).all(0))
     if not there.any():
-        raise BadInput("the two sides share no task that has a value: there is nothing to compare.")
+        raise BadInput(
+            "the two sides share no task that has a value: there is nothing to compare.", "statistics/values"
+        )
     return differences[:, there], _kept(clusters, there)
 
 

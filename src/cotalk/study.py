@@ -18,21 +18,37 @@ Left out: how jobs are run and their files read back (jobs.py).
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cotalk.causal import Knockout, knockouts
-from cotalk.config import STUDY_WIDE, Config, toml_table
+from cotalk.config import (
+    BELOW_1,
+    COUNT,
+    SOME,
+    STUDY_WIDE,
+    Config,
+    Range,
+    check_ranges,
+    nearest,
+    read_toml,
+    toml_table,
+)  # fmt: skip
 from cotalk.crossplay import sitters
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, brief
 from cotalk.evaluate import Condition, Pass, arm_conditions, base_conditions
 
 STUDIES = Path(__file__).parent / "studies"
+RANGES: dict[str, Range] = {  # of every number of [evaluate]
+    "chats": SOME, "repeats": SOME, "trained_repeats": SOME, "unseen": COUNT, "cross": COUNT, "cross_chats": SOME,
+    "margin": BELOW_1,
+}  # fmt: skip
+SEEDS = Range(0, 2**63 - 1)
+MAX_ARM = 64  # characters of an arm's name
 TASKS = ("tasks", "heldout", "rule", "train_tasks", "dev_tasks", "heldout_tasks")  # dealt once for all arms
 
 
@@ -75,23 +91,11 @@ class Evaluate:
         for f in fields(self):
             found, kind = getattr(self, f.name), type(f.default)
             if type(found) is not kind and not (kind is float and type(found) is int):
-                raise BadInput(f"[evaluate] {f.name} = {found!r}: expected {words[kind]}")
+                raise BadInput(f"[evaluate] {f.name} = {brief(found)}: expected {words[kind]}", "config/type")
         for what in self.causal:
             Knockout((0,), what)
         sitters({}, self.guests)
-        if self.cross < 0 or self.cross_chats < 1:
-            raise BadInput(
-                f"[evaluate] cross = {self.cross}, cross_chats = {self.cross_chats}: expected 0 or more tasks, "
-                "1 or more chats"
-            )
-        if not 0 <= self.margin < 1:
-            raise BadInput(f"[evaluate] margin = {self.margin}: expected a difference from 0 to below 1")
-        if self.unseen < 0:
-            raise BadInput(f"[evaluate] unseen = {self.unseen}: expected 0 or more tasks")
-        counts = {name: getattr(self, name) for name in ("chats", "repeats", "trained_repeats")}
-        if min(counts.values()) < 1:
-            told = ", ".join(f"{name} = {count}" for name, count in counts.items())
-            raise BadInput(f"[evaluate] {told}: expected at least 1 each")
+        check_ranges(self, RANGES, "[evaluate] ")
 
 
 @dataclass(frozen=True)
@@ -119,50 +123,71 @@ class Study:
     def __post_init__(self) -> None:
         if not self.arms or not self.seeds:
             raise BadInput(
-                f"study {self.name}: {len(self.arms)} arms, {len(self.seeds)} seeds; expected at least one each"
+                f"study {self.name}: {len(self.arms)} arms, {len(self.seeds)} seeds; expected at least one each",
+                "study/empty",
             )
         if len(set(self.seeds)) < len(self.seeds):
             raise BadInput(
-                f"seeds = {list(self.seeds)}: a seed stands twice; expected each once (a copy is no evidence)"
+                f"seeds = {brief(list(self.seeds))}: a seed stands twice; expected each once (a copy is no evidence)",
+                "study/seeds",
             )
-        if min(self.seeds) < 0:
-            raise BadInput(f"seeds = {list(self.seeds)}: expected whole numbers from 0 on")
+        if not all(map(SEEDS.holds, self.seeds)):
+            raise BadInput(
+                f"seeds = {brief(list(self.seeds))}: expected whole numbers from 0 on", "study/seeds"
+            )
         for name in self.arms:
             self._check_arm(name)
+        everywhere = set.intersection(*(set(self.arm(name).unused) for name in self.arms))
+        self.config.refuse_unused(sorted(everywhere & set(self.config.unused)), "[run] ")
         known = {c.name: c for c in self.conditions()}
         if len(known) < len(self.conditions()):
             raise BadInput(
-                f"arms {', '.join(self.arms)}: two of their conditions have one name; rename an arm"
+                f"arms {', '.join(self.arms)}: two of their conditions have one name; rename an arm",
+                "study/names",
             )
         for a, b in self.compare:
             for name in (a, b):
                 if name not in known:
                     close = nearest(name, list(known))
-                    raise BadInput(f"[[compare]] names {name!r}{close}; expected one of {', '.join(known)}")
+                    raise BadInput(
+                        f"[[compare]] names {brief(name)}{close}; expected one of {', '.join(known)}",
+                        "study/compare",
+                    )
             if known[a].tasks != known[b].tasks:
-                raise BadInput(f"[[compare]] a = {a!r}, b = {b!r}: expected both on the same tasks")
+                raise BadInput(
+                    f"[[compare]] a = {a!r}, b = {b!r}: expected both on the same tasks", "study/compare"
+                )
             if known[b].arm and not known[a].arm:
                 raise BadInput(
-                    f"[[compare]] a = {a!r}, b = {b!r}: expected the trained one as a, the base's as b"
+                    f"[[compare]] a = {a!r}, b = {b!r}: expected the trained one as a, the base's as b",
+                    "study/compare",
                 )
 
     def _check_arm(self, name: str) -> None:
-        if not name.isidentifier():
+        if not name.isidentifier() or not name.isascii() or len(name) > MAX_ARM:
             raise BadInput(
-                f"arm {name!r}: expected letters, digits and underscores (it becomes a file's name)"
+                f"arm {name[:99]!r}: expected at most {MAX_ARM} letters, digits and underscores (it becomes a "
+                "file's name)",
+                "study/names",
             )
         for key in self.arms[name]:
             if key in (*STUDY_WIDE, *TASKS):
                 raise BadInput(
-                    f"[arms.{name}] sets {key}, which belongs to the whole study; expected it in [run]"
+                    f"[arms.{name}] sets {key}, which belongs to the whole study; expected it in [run]",
+                    "study/not-in-arm",
                 )
             if key == "seed":
-                raise BadInput(f"[arms.{name}] sets seed; expected seeds = [...] at the top of the file")
+                raise BadInput(
+                    f"[arms.{name}] sets seed; expected seeds = [...] at the top of the file",
+                    "study/not-in-arm",
+                )
+        self.arm(name).refuse_unused(self.arms[name], f"[arms.{name}] ")
         seats = self.arm(name).rules.seats
         if seats != self.config.rules.seats:
             raise BadInput(
                 f"[arms.{name}] seats {seats}, [run] {self.config.rules.seats}: expected the same seats in every arm "
-                "(tasks are dealt once for all of them)"
+                "(tasks are dealt once for all of them)",
+                "order/seats",
             )
 
     def arm(self, name: str) -> Config:
@@ -245,13 +270,19 @@ def read_study(
     """A study by name (studies/NAME.toml of the package) or by file, with overrides of its [run] table."""
     path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
     if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.toml")))
-        raise BadInput(f"study {name!r}: there is no {path}; expected one of {known}, or a .toml file")
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not TOML ({error})") from error
-    return study_from(path.stem, table, overrides, seeds, str(path))
+        known = sorted(p.stem for p in STUDIES.glob("*.toml"))
+        raise BadInput(
+            f"study {brief(name)}: there is no {path}{nearest(name, known)}; expected one of {', '.join(known)}, or a "
+            ".toml file",
+            "study/missing",
+        )
+    if not re.fullmatch(r"[^\W_][\w.-]{0,99}", path.stem):
+        raise BadInput(
+            f"study {brief(path.name)}: expected a file's name of at most 100 letters, digits, '.', '-' and '_', the "
+            "first a letter or digit (it names the directory of its results)",
+            "study/names",
+        )
+    return study_from(path.stem, read_toml(path), overrides, seeds, str(path))
 
 
 def study_from(
@@ -268,23 +299,33 @@ def study_from(
         _is_table(found, f"{where} {part}")
     _known(evaluation, [f.name for f in fields(Evaluate)], f"{where} [evaluate]")
     if not isinstance(pairs, list):
-        raise BadInput(f'{where} compare = {pairs!r}: expected [[compare]] with a = "..." and b = "..."')
+        raise BadInput(
+            f'{where} compare = {brief(pairs)}: expected [[compare]] with a = "..." and b = "..."',
+            "study/compare",
+        )
     for pair in pairs:
         _is_table(pair, f"{where} [[compare]]")
         _known(pair, ("a", "b"), f"{where} [[compare]]")
         if set(pair) != {"a", "b"} or not all(isinstance(name, str) for name in pair.values()):
-            raise BadInput(f"{where} [[compare]] is {dict(pair)}; expected a and b, names of conditions")
+            raise BadInput(
+                f"{where} [[compare]] is {dict(pair)}; expected a and b, names of conditions", "study/compare"
+            )
     for arm, keys in arms.items():
         _is_table(keys, f"{where} [arms.{arm}]")
     if "seed" in run or "seed" in (overrides or {}):
-        raise BadInput(f"{where} sets seed; expected seeds = [...] at the top of the file (or --seeds)")
+        raise BadInput(
+            f"{where} sets seed; expected seeds = [...] at the top of the file (or --seeds)", "study/seeds"
+        )
     config = Config().replaced(run, where=f"{where} [run] ")
     base = (overrides or {}).get("base", config.base)
     _is_table(on.get(base, {}), f"{where} [on.{base}]")
     config = config.replaced(on.get(base, {}), where=f"{where} [on.{base}] ").replaced(overrides or {})
     chosen = seeds if seeds is not None else table.get("seeds", ())
     if not isinstance(chosen, (list, tuple)) or any(type(s) is not int for s in chosen):
-        raise BadInput(f"{where} seeds = {chosen!r}: expected a list of whole numbers, such as [17, 18, 19]")
+        raise BadInput(
+            f"{where} seeds = {brief(chosen)}: expected a list of whole numbers, such as [17, 18, 19]",
+            "study/seeds",
+        )
     return Study(
         name, config, {arm: dict(keys) for arm, keys in arms.items()}, tuple(chosen), Evaluate(**evaluation),
         tuple((p["a"], p["b"]) for p in pairs),
@@ -293,20 +334,16 @@ def study_from(
 
 def _is_table(found: Any, where: str) -> None:
     if not isinstance(found, Mapping):
-        raise BadInput(f"{where} is {found!r}: expected a table of KEY = VALUE lines")
+        raise BadInput(f"{where} is {brief(found)}: expected a table of KEY = VALUE lines", "config/type")
 
 
 def _known(table: Mapping[str, Any], names: Sequence[str], where: str) -> None:
     for key in table:
         if key not in names:
             raise BadInput(
-                f"{where}: unknown key {key!r}{nearest(key, names)}; expected one of {', '.join(names)}"
+                f"{where}: unknown key {brief(key)}{nearest(key, names)}; expected one of {', '.join(names)}",
+                "config/unknown-key",
             )
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def cores() -> int:

@@ -95,7 +95,8 @@ def _words(sentence: str, phrasing: str) -> dict[str, str]:
     found = re.fullmatch(re.sub(r"\{(\w)\}", group, pattern), sentence)
     if found is None:
         raise BadInput(
-            f"the puzzle's sentence {sentence!r} is not its template's {phrasing!r}: expected a puzzle as made"
+            f"the puzzle's sentence {sentence!r} is not its template's {phrasing!r}: expected a puzzle as made",
+            "task/puzzles",
         )
     return found.groupdict()
 
@@ -107,5 +108,6 @@ def _kind(task: Task) -> tuple[Any, list[int]]:
             return kind, [int(digit) for digit in chosen]
     raise BadInput(
         f'task {task.id!r} is no built-in puzzle: expected tasks = "puzzles" for the symmetries names and phrasing; '
-        "leave them out with --symmetries roles,dealing"
+        "leave them out with --symmetries roles,dealing",
+        "task/puzzles",
     )

@@ -76,7 +76,8 @@ def of_seat(chat: Json, seat: str) -> dict[str, float]:
     said = [message for message in chat["messages"] if message["seat"] == seat]
     if not said:
         raise BadInput(
-            f"seat {seat!r} never speaks in this chat of task {chat['task']!r}; expected one that does."
+            f"seat {seat!r} never speaks in this chat of task {chat['task']!r}; expected one that does.",
+            "results/chats",
         )
     before, last = said[:-1], said[-1]
     mine, theirs = private_numbers(chat, seat)
@@ -363,7 +364,8 @@ def measures(chats: Iterable[Json], tasks: Sequence[str] | None = None) -> dict[
     for chat in chats:
         if tasks is not None and chat["task"] not in by_task:
             raise BadInput(
-                f"a chat of task {chat['task']!r} was given; expected one of the {len(tasks)} tasks."
+                f"a chat of task {chat['task']!r} was given; expected one of the {len(tasks)} tasks.",
+                "results/chats",
             )
         by_task.setdefault(chat["task"], []).append(chat)
     first = {task: chats_of_task[0] for task, chats_of_task in by_task.items() if chats_of_task}
@@ -382,10 +384,13 @@ def means(chats: Iterable[Json]) -> dict[str, float]:
 def stack(runs: Sequence[Mapping[str, NDArray[np.float64]]]) -> dict[str, Floats]:
     """The measures of several runs on the same tasks -> {measure: (runs, tasks)}."""
     if not runs:
-        raise BadInput("no run's measures were given; expected at least one.")
+        raise BadInput("no run's measures were given; expected at least one.", "results/chats")
     sizes = {len(values) for run in runs for values in run.values()}
     if len(sizes) > 1:
-        raise BadInput(f"runs with {sorted(sizes)} tasks were given; expected the same tasks in every run.")
+        raise BadInput(
+            f"runs with {sorted(sizes)} tasks were given; expected the same tasks in every run.",
+            "results/chats",
+        )
     size = sizes.pop() if sizes else 0
     names = sorted({name for run in runs for name in run}, key=_place)
     return {name: np.stack([run.get(name, np.full(size, NAN)) for run in runs]) for name in names}

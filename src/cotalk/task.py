@@ -21,7 +21,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import numpy
 
 from cotalk.errors import BadInput
 
+MAX_ID = 200  # characters of an id: it is told in tables, files and pages
 MAX_LINE = 10 * 2**20  # bytes; a longer line is not a task but a wrong file
 SPLITS = ("train", "dev", "heldout", "test", "base", "unseen")
 STREAMS = {
@@ -57,6 +58,7 @@ class Task:
     facts: tuple[str, ...] = ()
     problem: str = ""
     template: str | None = None  # tasks that differ in their numbers only share a template
+    place: str = field(default="", compare=False)  # where it was read: file:line, for what is told of it
 
     @property
     def text(self) -> str:
@@ -75,13 +77,14 @@ def load(source: str, *, split: str = "train", limit: int | None = None, seed: i
         seed: GSM8K's shuffle (0 is the published one), or another stream of an endless source.
     """
     if split not in SPLITS:
-        raise BadInput(f"split {split!r} is not known; expected one of {', '.join(SPLITS)}")
+        raise BadInput(f"split {split!r} is not known; expected one of {', '.join(SPLITS)}", "task/split")
     if limit is not None and limit < 0:
-        raise BadInput(f"limit {limit} is negative; expected 0 or more")
+        raise BadInput(f"limit {limit} is negative; expected 0 or more", "cli/number")
     kind = kind_of(source)
     if split == "unseen" and kind != "gsm_symbolic":
         raise BadInput(
-            f"source {source!r} keeps no templates back; expected gsm_symbolic for the split unseen"
+            f"source {source!r} keeps no templates back; expected gsm_symbolic for the split unseen",
+            "task/split",
         )
     if kind == "gsm8k":
         tasks: Iterable[Task] = _gsm8k(source, split, seed)
@@ -106,12 +109,15 @@ def kind_of(source: str) -> str:
         return "function"
     path = Path(source)
     if path.suffix == ".py":
-        raise BadInput(f"source {source!r} names no function; expected {source}:FUNCTION")
+        raise BadInput(
+            f"source {source!r} names no function; expected {source}:FUNCTION", "task/unknown-source"
+        )
     if _exists(path):
         return "gsm8k" if path.is_dir() else "file"
     raise BadInput(
         f"source {source!r} is neither a file nor a known name; expected gsm8k, gsm_symbolic, puzzles, "
-        "a directory with train.jsonl and test.jsonl, a .jsonl file, or file.py:function"
+        "a directory with train.jsonl and test.jsonl, a .jsonl file, or file.py:function",
+        "task/unknown-source",
     )
 
 
@@ -157,7 +163,8 @@ def _exists(path: Path) -> bool:
 def _gsm8k(source: str, split: str, seed: int) -> list[Task]:
     if split in ("dev", "base"):
         raise BadInput(
-            f"GSM8K has no split {split!r}; expected train or test (dev tasks are cut from train by `splits`)"
+            f"GSM8K has no split {split!r}; expected train or test (dev tasks are cut from train by `splits`)",
+            "task/split",
         )
     name = "train" if split == "train" else "test"
     if source == "gsm8k":
@@ -166,7 +173,8 @@ def _gsm8k(source: str, split: str, seed: int) -> list[Task]:
         path = Path(source) / f"{name}.jsonl"
         if not path.is_file():
             raise BadInput(
-                f"directory {source!r} has no {name}.jsonl; expected GSM8K's train.jsonl and test.jsonl"
+                f"directory {source!r} has no {name}.jsonl; expected GSM8K's train.jsonl and test.jsonl",
+                "task/unknown-source",
             )
         places = ((f"{path}:{line}", row) for line, row in _rows(path))
     return _gsm8k_tasks(places, name, seed)
@@ -178,21 +186,26 @@ def _gsm8k_hub(name: str) -> Iterable[Mapping[str, Any]]:
         import datasets
     except ImportError as error:
         raise BadInput(
-            f"source `gsm8k` needs the datasets library: pip install 'cotalk[hub]', {hint}"
+            f"source `gsm8k` needs the datasets library: pip install 'cotalk[hub]', {hint}", "package/missing"
         ) from error
     try:
         rows: Iterable[Mapping[str, Any]] = datasets.load_dataset("openai/gsm8k", "main", split=name)
         return rows
     except OSError as error:  # ConnectionError and the hub's own errors are OSErrors
-        raise BadInput(f"GSM8K could not be fetched from the hub ({error}); connect, {hint}") from error
+        raise BadInput(
+            f"GSM8K could not be fetched from the hub ({error}); connect, {hint}", "task/hub"
+        ) from error
 
 
-def _gsm8k_tasks(places: Iterable[tuple[str, Mapping[str, Any]]], name: str, seed: int) -> list[Task]:
+def _gsm8k_tasks(found: Iterable[tuple[str, Mapping[str, Any]]], name: str, seed: int) -> list[Task]:
     """GSM8K's rows in the published order: shuffled as `datasets` does; the id holds the new position."""
-    rows = [(_text(row, "question", place), _gsm8k_gold(row, place)) for place, row in places]
+    places, rows = [], []
+    for place, row in found:
+        places.append(place)
+        rows.append((_text(row, "question", place), _gsm8k_gold(row, place)))
     order = numpy.random.default_rng(seed).permutation(len(rows))
     return [
-        Task(id=f"{name}-{at}", question="", gold=rows[row][1], problem=rows[row][0])
+        Task(id=f"{name}-{at}", question="", gold=rows[row][1], problem=rows[row][0], place=places[row])
         for at, row in enumerate(order)
     ]
 
@@ -202,7 +215,8 @@ def _gsm8k_gold(row: Mapping[str, Any], place: str) -> str:
     _, mark, gold = _text(row, "answer", place).rpartition("####")
     if not mark:
         raise BadInput(
-            f"{place}: `answer` has no '####'; expected GSM8K's form, a solution that ends in '#### 42'"
+            f"{place}: `answer` has no '####'; expected GSM8K's form, a solution that ends in '#### 42'",
+            "task/gold",
         )
     return _checked_gold(gold.replace("$", "").replace(",", "").strip(), place)
 
@@ -216,7 +230,7 @@ def _gsm_symbolic(split: str, seed: int) -> Iterator[Task]:
         import reasoning_gym
     except ImportError as error:
         raise BadInput(
-            "source `gsm_symbolic` needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'"
+            "source `gsm_symbolic` needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'", "package/missing"
         ) from error
     create_dataset = reasoning_gym.create_dataset
     chunks = (symbolic_chunk(create_dataset, split, chunk, seed) for chunk in itertools.count())
@@ -237,7 +251,8 @@ def symbolic_chunk(
         if problem == row["question"]:
             raise BadInput(
                 f"gsm_symbolic {name}: it ends in {problem[-60:]!r}; expected {SYMBOLIC_FORM!r}, "
-                "as in reasoning-gym 0.1.25: pip install 'cotalk[gsm-symbolic]'"
+                "as in reasoning-gym 0.1.25: pip install 'cotalk[gsm-symbolic]'",
+                "package/version",
             )
         gold = _checked_gold(str(row["answer"]).strip(), f"gsm_symbolic {name}")
         task = Task(id=name, question="", gold=gold, problem=problem, template=str(template))
@@ -279,16 +294,19 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     break
                 if len(raw) > MAX_LINE:
                     raise BadInput(
-                        f"{path}:{line}: a line of more than {MAX_LINE:,} bytes; expected one task a line"
+                        f"{path}:{line}: a line of more than {MAX_LINE:,} bytes; expected one task a line",
+                        "task/long-line",
                     )
                 row = _object(raw.removeprefix(b"\xef\xbb\xbf") if line == 1 else raw, f"{path}:{line}")
                 if row is not None:
                     empty = False
                     yield line, row
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); expected a file of JSON lines") from error
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror}); expected a file of JSON lines", "task/unreadable"
+        ) from error
     if empty:
-        raise BadInput(f"{path}:1: the file is empty; expected one task a line: {ROW_SHAPES}")
+        raise BadInput(f"{path}:1: the file is empty; expected one task a line: {ROW_SHAPES}", "task/empty")
 
 
 def _object(raw: bytes, place: str) -> dict[str, Any] | None:
@@ -297,43 +315,58 @@ def _object(raw: bytes, place: str) -> dict[str, Any] | None:
         text = raw.decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise BadInput(
-            f"{place}: byte {error.start + 1} is not UTF-8; expected a text file in UTF-8"
+            f"{place}: byte {error.start + 1} is not UTF-8; expected a text file in UTF-8", "task/not-utf8"
         ) from error
     if not text:
         return None
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{place}: not JSON ({error}), found {text[:60]!r}; expected {ROW_SHAPES}") from error
+        raise BadInput(
+            f"{place}: not JSON ({error}), found {text[:60]!r}; expected {ROW_SHAPES}", "task/not-json"
+        ) from error
     if not isinstance(row, dict):
-        raise BadInput(f"{place}: found {_named(row)}; expected an object: {ROW_SHAPES}")
+        raise BadInput(f"{place}: found {_named(row)}; expected an object: {ROW_SHAPES}", "task/not-json")
     return row
 
 
 def _task(row: Mapping[str, Any], place: str, default_id: str) -> Task:
     """A Task out of a row of one's own, every field checked."""
     if "facts" in row and "problem" in row:
-        raise BadInput(f"{place}: both `facts` and `problem`; expected one of {ROW_SHAPES}")
+        raise BadInput(f"{place}: both `facts` and `problem`; expected one of {ROW_SHAPES}", "task/shape")
     if "facts" not in row and "problem" not in row:
         keys = ", ".join(map(repr, list(row)[:8])) or "no keys"
-        raise BadInput(f"{place}: neither `facts` nor `problem`, found {keys}; expected {ROW_SHAPES}")
+        raise BadInput(
+            f"{place}: neither `facts` nor `problem`, found {keys}; expected {ROW_SHAPES}", "task/missing-key"
+        )
     task_id = _identifier(row["id"], place) if row.get("id") is not None else default_id
     template = None if row.get("template") is None else _text(row, "template", place)
     gold = _gold(row, place)
     if "problem" in row:
-        return Task(task_id, question="", gold=gold, problem=_text(row, "problem", place), template=template)
-    return Task(task_id, _text(row, "question", place), gold, _facts(row["facts"], place), template=template)
+        problem = _text(row, "problem", place)
+        return Task(task_id, question="", gold=gold, problem=problem, template=template, place=place)
+    question, facts = _text(row, "question", place), _facts(row["facts"], place)
+    return Task(task_id, question, gold, facts, template=template, place=place)
 
 
 def _identifier(value: object, place: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return _text({"id": value}, "id", place)
+    found = _text({"id": value}, "id", place)
+    if len(found) > MAX_ID or not found.isprintable():
+        raise BadInput(
+            f"{place}: `id` is {_named(found)}, {len(found):,} characters; "
+            f"expected at most {MAX_ID} visible ones on a line",
+            "task/id",
+        )
+    return found
 
 
 def _facts(value: object, place: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
-        raise BadInput(f"{place}: `facts` is {_named(value)}; expected a list of one sentence or more")
+        raise BadInput(
+            f"{place}: `facts` is {_named(value)}; expected a list of one sentence or more", "task/wrong-type"
+        )
     return tuple(_text({f"facts[{at}]": fact}, f"facts[{at}]", place) for at, fact in enumerate(value))
 
 
@@ -353,18 +386,20 @@ def _text(row: Mapping[str, Any], key: str, place: str) -> str:
     """`row[key]`, which must be a text with something in it."""
     if key not in row:
         raise BadInput(
-            f"{place}: `{key}` is missing, found {', '.join(map(repr, list(row)[:8]))}; expected `{key}` too"
+            f"{place}: `{key}` is missing, found {', '.join(map(repr, list(row)[:8]))}; expected `{key}` too",
+            "task/missing-key",
         )
     value = row[key]
     if not isinstance(value, str):
-        raise BadInput(f"{place}: `{key}` is {_named(value)}; expected a text")
+        raise BadInput(f"{place}: `{key}` is {_named(value)}; expected a text", "task/wrong-type")
     if not value.strip():
-        raise BadInput(f"{place}: `{key}` is empty; expected a text")
+        raise BadInput(f"{place}: `{key}` is empty; expected a text", "task/no-text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise BadInput(
-            f"{place}: `{key}` holds half a character ({value[error.start]!r}); expected a text"
+            f"{place}: `{key}` holds half a character ({value[error.start]!r}); expected a text",
+            "task/no-text",
         ) from error
     return value
 
@@ -383,7 +418,8 @@ def _checked_gold(gold: str, place: str) -> str:
 
     if not gold or not grade(f"\\boxed{{{gold}}}", gold).strict:
         raise BadInput(
-            f"{place}: gold {gold!r} is not right even as its own answer; expected a number or an expression"
+            f"{place}: gold {gold!r} is not right even as its own answer; expected a number or an expression",
+            "task/gold",
         )
     return gold
 
@@ -392,7 +428,9 @@ def _distinct_ids(places: Iterable[tuple[str, Task]]) -> Iterator[Task]:
     seen: dict[str, str] = {}
     for place, task in places:
         if task.id in seen:
-            raise BadInput(f"{place}: id {task.id!r} was used at {seen[task.id]}; expected different ids")
+            raise BadInput(
+                f"{place}: id {task.id!r} was used at {seen[task.id]}; expected different ids", "task/same-id"
+            )
         seen[task.id] = place
         yield task
 
@@ -404,28 +442,35 @@ def from_file(source: str) -> Any:
     """The object that `path/to/file.py:name` names."""
     path, _, name = source.rpartition(":")
     if not _exists(Path(path)):
-        raise BadInput(f"{source!r}: there is no file {path!r}; expected file.py:function")
+        raise BadInput(f"{source!r}: there is no file {path!r}; expected file.py:function", "task/function")
     spec = importlib.util.spec_from_file_location(f"cotalk_own_{Path(path).stem}", path)
     if spec is None or spec.loader is None:
-        raise BadInput(f"{source!r}: {path!r} is not a Python file; expected file.py:function")
+        raise BadInput(
+            f"{source!r}: {path!r} is not a Python file; expected file.py:function", "task/function"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise BadInput(f"{source!r}: {path} could not be imported: {error!r}") from error
+        raise BadInput(f"{source!r}: {path} could not be imported: {error!r}", "task/function") from error
     if not hasattr(module, name):
         names = [
             known for known, value in vars(module).items() if callable(value) and not known.startswith("_")
         ]
-        raise BadInput(f"{source!r}: {path} has no {name!r}; it has {', '.join(names) or 'no functions'}")
+        raise BadInput(
+            f"{source!r}: {path} has no {name!r}; it has {', '.join(names) or 'no functions'}",
+            "task/function",
+        )
     return getattr(module, name)
 
 
 def _function(source: str) -> Callable[..., Iterable[object]]:
     function = from_file(source)
     if not callable(function):
-        raise BadInput(f"{source!r} is {_named(function)}; expected a function that returns tasks")
+        raise BadInput(
+            f"{source!r} is {_named(function)}; expected a function that returns tasks", "task/function"
+        )
     made: Callable[..., Iterable[object]] = function
     return made
 
@@ -439,7 +484,9 @@ def _function_tasks(source: str, split: str) -> Iterator[Task]:
     try:
         items = iter(function(split=split) if _wants_split(function) else function())
     except Exception as error:
-        raise BadInput(f"{source} failed: {error!r}; expected it to return an iterable of tasks") from error
+        raise BadInput(
+            f"{source} failed: {error!r}; expected it to return an iterable of tasks", "task/function"
+        ) from error
     return _distinct_ids(
         _checked_items(items, source, split if _wants_split(function) else source.rpartition(":")[2])
     )
@@ -452,12 +499,12 @@ def _checked_items(items: Iterator[object], source: str, prefix: str) -> Iterato
             item = next(items)
         except StopIteration:
             if at == 0:
-                raise BadInput(f"{source} returned no task; expected at least one") from None
+                raise BadInput(f"{source} returned no task; expected at least one", "task/empty") from None
             return
         except Exception as error:
-            raise BadInput(f"{place}: the function failed: {error!r}") from error
+            raise BadInput(f"{place}: the function failed: {error!r}", "task/function") from error
         if isinstance(item, Task):
             item = {key: value for key, value in vars(item).items() if value}
         if not isinstance(item, Mapping):
-            raise BadInput(f"{place}: found {_named(item)}; expected a Task, {ROW_SHAPES}")
+            raise BadInput(f"{place}: found {_named(item)}; expected a Task, {ROW_SHAPES}", "task/wrong-type")
         yield place, _task(item, place, f"{prefix}-{at}")

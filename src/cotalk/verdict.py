@@ -108,7 +108,9 @@ class Comparison:
     def deciding_p(self) -> float:
         """Holm's value where several comparisons were corrected together, else the p of the test itself."""
         if self.p is None:
-            raise BadInput(f"{self.a} against {self.b} rests on one seed: there is no p.")
+            raise BadInput(
+                f"{self.a} against {self.b} rests on one seed: there is no p.", "statistics/values"
+            )
         return self.p if self.p_holm is None else self.p_holm
 
     @property

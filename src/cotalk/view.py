@@ -135,16 +135,20 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, wording: str | Wording = "full"):
         self.tokenizer = tokenizer
         if isinstance(wording, str) and wording not in WORDINGS:
-            raise BadInput(f"wording {wording!r} is not known: expected one of {', '.join(WORDINGS)}")
+            raise BadInput(
+                f"wording {wording!r} is not known: expected one of {', '.join(WORDINGS)}", "config/choice"
+            )
         self.words = WORDINGS[wording] if isinstance(wording, str) else wording
         if not getattr(tokenizer, "chat_template", None):
             raise BadInput(
                 "the base's tokenizer has no chat template: expected `chat_template` in tokenizer_config.json "
-                "(or chat_template.jinja). Use an instruction-tuned model, or save a template with the tokenizer."
+                "(or chat_template.jinja). Use an instruction-tuned model, or save a template with the tokenizer.",
+                "base/no-template",
             )
         added = getattr(tokenizer, "added_tokens_decoder", {})
         never = {i: str(token) for i, token in added.items() if token.special or _controls(str(token))}
-        self._never = frozenset(never) | frozenset(tokenizer.all_special_ids)
+        self._special = {i for i, token in added.items() if token.special} | set(tokenizer.all_special_ids)
+        self._never = frozenset(never) | self._special
         spelled = sorted({t for t in never.values() if len(t) > 1}, key=len, reverse=True)
         self._never_pattern = re.compile("|".join(map(re.escape, spelled))) if spelled else None
         self._texts: dict[str, tuple[int, ...]] = {}
@@ -167,7 +171,8 @@ class ChatFormat:
             if whole.count(mark) != 1 or mark not in rest:
                 raise BadInput(
                     f"the base's chat template does not show each text once and in order (roles {list(roles)}): "
-                    f"expected a template that renders every message as it is. It rendered: {whole!r}"
+                    f"expected a template that renders every message as it is. It rendered: {whole!r}",
+                    "base/template",
                 )
             before, rest = rest.split(mark)
             pieces.append(before)
@@ -187,9 +192,14 @@ class ChatFormat:
         self._between = self._said_to_user if end is None else self._said_to_user[end + 1 :]
         named = [] if end is None else [self._said_to_user[end]]
         eos = self.tokenizer.eos_token_id
-        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys(named + ([] if eos is None else [int(eos)])))
-        if not self.end_ids:
-            raise BadInput("the base's tokenizer names no end-of-turn token: expected `eos_token` to be set")
+        ends = named + ([] if eos is None else [int(eos)])
+        if not ends:
+            raise BadInput(
+                "the base's tokenizer names no end-of-turn token: expected `eos_token` to be set",
+                "base/no-end",
+            )
+        # any special token ends a message: a seat that samples the token of a turn's head can say nothing under it
+        self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*ends, *sorted(self._special)]))
 
     def _first_turn(self) -> tuple[list[str], list[str]]:
         """The roles that open a chat, and the pieces around their texts."""
@@ -201,7 +211,8 @@ class ChatFormat:
                 tried.append(f"roles {roles}: {error}")
         raise BadInput(
             f"the base's chat template opens no chat ({'; '.join(tried)}); expected one that renders system and "
-            "user, or user alone"
+            "user, or user alone",
+            "base/template",
         )
 
     def _later_turns(self, opening: list[str], first: list[str]) -> tuple[str | None, str]:
@@ -340,7 +351,7 @@ class ChatFormat:
     def prompt_ids(self, scene: Scene, view: str) -> tuple[int, ...]:
         """The ids that the engine is given for this seat's turn."""
         if view not in VIEWS:
-            raise BadInput(f"view {view!r} is not known: expected one of {', '.join(VIEWS)}")
+            raise BadInput(f"view {view!r} is not known: expected one of {', '.join(VIEWS)}", "config/choice")
         if view == "dialogue" and scene.own_ids:
             self.require_dialogue()
             prompt, sampled, _ = scene.own_ids[-1]
@@ -368,7 +379,8 @@ class ChatFormat:
         """Refuses a base whose template cannot grow by appending, before anything is played with it."""
         if self.dialogue_problem:
             raise BadInput(
-                f"this base cannot play the dialogue view: {self.dialogue_problem}. Use --view transcript"
+                f"this base cannot play the dialogue view: {self.dialogue_problem}. Use --view transcript",
+                "base/no-dialogue",
             )
 
     def template_difference(self) -> str | None:

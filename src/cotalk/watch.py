@@ -20,7 +20,6 @@ import os
 import stat
 import threading
 import time
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from statistics import median
 from typing import Any, Literal
 
 from cotalk import causal, evaluate
+from cotalk.config import read_toml
 from cotalk.errors import BadInput
 from cotalk.report.read import is_number, thinned
 from cotalk.study import Job, Study, study_from
@@ -211,7 +211,8 @@ class Watch:
         self.root = root.resolve()
         if not self.root.is_dir():
             raise BadInput(
-                f"{root} is no directory; expected a study's or a run's. Type: cotalk view runs/quickstart"
+                f"{root} is no directory; expected a study's or a run's. Type: cotalk view runs/quickstart",
+                "run/missing",
             )
         self._plans: dict[Path, tuple[tuple[int, ...], list[Plan]]] = {}
         self._numbers: dict[Path, tuple[Cursor, list[dict[str, float]]]] = {}
@@ -254,7 +255,7 @@ class Watch:
         version = (about.st_ino, about.st_mtime_ns, about.st_size)
         before, found = self._plans.get(path, ((), []))
         if before != version:
-            table = tomllib.loads((path / "study.toml").read_text(encoding="utf-8"))
+            table = read_toml(path / "study.toml")
             found = plans(path, study_from(path.name, table, None, None, str(path / "study.toml")))
             self._plans[path] = version, found
         return found
@@ -303,7 +304,7 @@ class Watch:
     def _reason(self, path: Path) -> str:
         try:
             told = json.loads(path.read_bytes())["reason"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "failed"
         return str(told).splitlines()[0] if str(told).strip() else "failed"
 
@@ -350,11 +351,12 @@ def _pass_files(out: Path, study: Study, job: Job) -> list[Path]:
 
 
 def _lone(path: Path) -> Plan:
-    table = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+    table = read_toml(path / "config.toml")
     steps, dev_tasks = table.get("steps"), table.get("dev_tasks", 0)
     if type(steps) is not int or type(dev_tasks) is not int:
         raise BadInput(
-            f"{path / 'config.toml'}: steps = {steps!r}, dev_tasks = {dev_tasks!r}; expected whole numbers"
+            f"{path / 'config.toml'}: steps = {steps!r}, dev_tasks = {dev_tasks!r}; expected whole numbers",
+            "config/type",
         )
     return Plan(path.name, path, "", steps, dev_tasks, [])
 

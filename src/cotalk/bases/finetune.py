@@ -181,7 +181,9 @@ class Masters:
 def optimisers(masters: Mapping[str, torch.nn.Parameter], table: Mapping[str, Any]) -> list[Any]:
     """AdamW for all, or Muon for the layers' matrices and AdamW for the rest."""
     if table["optimiser"] not in ("adamw", "muon"):
-        raise BadInput(f'[training] optimiser = {table["optimiser"]!r}: expected "adamw" or "muon"')
+        raise BadInput(
+            f'[training] optimiser = {table["optimiser"]!r}: expected "adamw" or "muon"', "make/settings"
+        )
     muon = table["optimiser"] == "muon"
     matrices = [p for name, p in masters.items() if muon and p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in masters.items() if not any(p is m for m in matrices)]
@@ -320,7 +322,8 @@ def load_state(path: Path, masters: Masters, chosen: Sequence[Any], named: str) 
         if about["of"] != named:
             raise BadInput(
                 f"{path} is of a training with other rows or settings; expected the same. Remove it, or use another "
-                "--out"
+                "--out",
+                "make/state",
             )
         of = {id(p): optimiser for optimiser in chosen for g in optimiser.param_groups for p in g["params"]}
         for name in stream.keys():  # noqa: SIM118

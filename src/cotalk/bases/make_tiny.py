@@ -59,7 +59,8 @@ def make(out: Path, settings: Path | None, device: str, console: Any) -> None:
     table = read_settings(settings or SETTINGS, SETTINGS)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(
-            f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out"
+            f"--out {out} is not empty: expected a new or empty directory; remove it, or give another --out",
+            "make/not-empty",
         )
     build(table, out, pick_device(device), lambda line: console.print(line, highlight=False, markup=False))
 

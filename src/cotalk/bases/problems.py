@@ -138,7 +138,8 @@ def reasoning_gym() -> Any:
         import reasoning_gym as library
     except ImportError as error:
         raise BadInput(
-            "problems are drawn by reasoning-gym, and bases measured on them: pip install 'cotalk[gsm-symbolic]'"
+            "problems are drawn by reasoning-gym, and bases measured on them: pip install 'cotalk[gsm-symbolic]'",
+            "package/missing",
         ) from error
     return library
 
@@ -204,7 +205,10 @@ def repeats(problems: Sequence[Problem]) -> int:
 def gsm8k(source: str) -> tuple[list[Problem], Tally]:
     """The problems of GSM8K's train split (a directory of train.jsonl and test.jsonl, or "gsm8k") that are kept."""
     if source != "gsm8k" and not Path(source).is_dir():
-        raise BadInput(f"--gsm8k {source}: expected GSM8K's directory (train.jsonl and test.jsonl), or gsm8k")
+        raise BadInput(
+            f"--gsm8k {source}: expected GSM8K's directory (train.jsonl and test.jsonl), or gsm8k",
+            "task/unknown-source",
+        )
     texts = solutions(source)
     trained = {task.id: task for task in load(source, split="train")}
     near = _near({name: task.problem for name, task in trained.items()},
@@ -258,9 +262,13 @@ def read(path: Path, count: int | None = None) -> list[Problem]:
             for number, line in enumerate(islice(file, count), start=1):
                 problems.append(_problem(line, f"{path}:{number}"))
     except (OSError, EOFError) as error:
-        raise BadInput(f"rows {path} cannot be read ({error}); expected what --draw writes") from error
+        raise BadInput(
+            f"rows {path} cannot be read ({error}); expected what --draw writes", "make/rows"
+        ) from error
     if count is not None and len(problems) < count:
-        raise BadInput(f"rows {path} holds {len(problems):,} problems; expected {count:,}: draw more")
+        raise BadInput(
+            f"rows {path} holds {len(problems):,} problems; expected {count:,}: draw more", "make/rows"
+        )
     return problems
 
 
@@ -271,8 +279,8 @@ def _problem(line: str, place: str) -> Problem:
         problem = Problem(task, row["solution"], row["dealt"])
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(
-            f"{place}: {error!r}; expected a problem with its solution, as --draw writes"
+            f"{place}: {error!r}; expected a problem with its solution, as --draw writes", "make/rows"
         ) from error
     if not grade(problem.solution, task.gold).strict:
-        raise BadInput(f"{place}: its solution does not end in its gold {task.gold!r}")
+        raise BadInput(f"{place}: its solution does not end in its gold {task.gold!r}", "make/rows")
     return problem

@@ -15,10 +15,11 @@ def read_settings(path: Path, shipped: Path) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(
-            f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {shipped}"
+            f"settings {path} cannot be read ({error.strerror}): expected a TOML file such as {shipped}",
+            "make/settings",
         ) from error
     except ValueError as error:
-        raise BadInput(f"settings {path} is no TOML: {error}") from error
+        raise BadInput(f"settings {path} is no TOML: {error}", "make/settings") from error
     wanted = tomllib.loads(shipped.read_text(encoding="utf-8"))
     tables = [name for name in wanted if isinstance(wanted[name], dict)]
     for name, inner in [("", wanted), *((name, wanted[name]) for name in tables)]:
@@ -26,6 +27,7 @@ def read_settings(path: Path, shipped: Path) -> dict[str, Any]:
         if set(given) != set(inner):
             raise BadInput(
                 f"settings {path}, {f'[{name}]' if name else 'the top'}: missing {sorted(set(inner) - set(given))}, "
-                f"unknown {sorted(set(given) - set(inner))}; expected the keys of {shipped}"
+                f"unknown {sorted(set(given) - set(inner))}; expected the keys of {shipped}",
+                "make/settings",
             )
     return table

@@ -68,14 +68,18 @@ class Settings:
                 tables[f"habits.{seat}.{situation}"] = rates
         for name, rates in tables.items():
             if abs(sum(rates.values()) - 1) > 1e-9 or min(rates.values()) < 0:
-                raise BadInput(f"[text] {name} = {dict(rates)}: expected shares from 0 on that add up to 1")
+                raise BadInput(
+                    f"[text] {name} = {dict(rates)}: expected shares from 0 on that add up to 1",
+                    "make/settings",
+                )
         for order in self.orders:
             if Rules(order).seats != "AB":
                 raise BadInput(
-                    f"[text] orders: {order!r} does not seat A and B; expected orders such as ABAB"
+                    f"[text] orders: {order!r} does not seat A and B; expected orders such as ABAB",
+                    "make/settings",
                 )
         if not all(self.phrases.values()):
-            raise BadInput("[text.phrases]: expected at least one phrase for each habit")
+            raise BadInput("[text.phrases]: expected at least one phrase for each habit", "make/settings")
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Settings:
@@ -87,7 +91,8 @@ def _expect(where: str, table: Mapping[str, Any], names: Sequence[str]) -> None:
     if set(table) != set(names):
         raise BadInput(
             f"[text] {where}: missing {sorted(set(names) - set(table))}, unknown {sorted(set(table) - set(names))}; "
-            f"expected {', '.join(names)}"
+            f"expected {', '.join(names)}",
+            "make/settings",
         )
 
 

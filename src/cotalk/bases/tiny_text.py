@@ -71,12 +71,16 @@ class Settings:
                 if unknown := set(rates) - set(known):
                     raise BadInput(
                         f"habits.{seat}.{situation}: {sorted(unknown)} is no habit; "
-                        f"expected {', '.join(known)}"
+                        f"expected {', '.join(known)}",
+                        "make/settings",
                     )
                 tables[f"habits.{seat}.{situation}"] = rates
         for name, rates in tables.items():
             if abs(sum(rates.values()) - 1) > 1e-9 or min(rates.values()) < 0:
-                raise BadInput(f"[text] {name} = {dict(rates)}: expected shares from 0 on that add up to 1")
+                raise BadInput(
+                    f"[text] {name} = {dict(rates)}: expected shares from 0 on that add up to 1",
+                    "make/settings",
+                )
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Settings:
@@ -122,7 +126,9 @@ class Writer:
         if kind == "half":
             held = task.facts[int(self.random.integers(2)) :: 2]
             return self.alone(task, held, self.answer(self.rates("self", "untold"), held, [], task))
-        raise BadInput(f"[text.rows] {kind!r} is no kind of row; expected chat, whole, half or sums")
+        raise BadInput(
+            f"[text.rows] {kind!r} is no kind of row; expected chat, whole, half or sums", "make/settings"
+        )
 
     def pick(self, rates: Rates) -> str:
         u, names = self.random.random(), list(rates)

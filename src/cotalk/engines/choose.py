@@ -38,7 +38,9 @@ def choose(name: str, stack: Stack, end_ids: Sequence[int]) -> Pair:
             engine = FastEngine(stack, end_ids)
         except Unsupported as reason:
             if name == "fast":
-                raise BadInput(f'engine = "fast" cannot run this base: {reason}. Use --engine hf') from reason
+                raise BadInput(
+                    f'engine = "fast" cannot run this base: {reason}. Use --engine hf', "base/not-fast"
+                ) from reason
             warnings.warn(f"engine hf, not fast, for this base: {reason}", stacklevel=2)
         else:
             return Pair(engine, lambda temperature: PackedScorer(Decoder.of(stack), temperature))

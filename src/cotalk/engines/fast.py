@@ -104,7 +104,8 @@ class FastEngine:
         room = len(self.decoder.cos)
         if longest > room:
             raise RunFailed(
-                f"a row may need {longest:,} tokens and the base holds {room:,}: lower the token budgets"
+                f"a row may need {longest:,} tokens and the base holds {room:,}: lower the token budgets",
+                "base/context",
             )
         if self._make_room(sum(-(-r.length // PAGE) + 1 for r in rows)):
             try:
@@ -117,7 +118,8 @@ class FastEngine:
         elif len(rows) == 1:
             raise OutOfMemory(
                 f"a row of {longest:,} tokens does not fit in the KV cache of {self._pool.size * PAGE:,} tokens: lower "
-                "the token budgets"
+                "the token budgets",
+                "memory/full",
             )
         half = len(rows) // 2
         return [*self._fit(rows[:half]), *self._fit(rows[half:])]

@@ -65,7 +65,8 @@ def figures(directory: Path | str) -> list[Path]:
     if charts is None:
         raise BadInput(
             "figures need altair and vl-convert-python, which are not installed here; expected both. "
-            "Type: pip install altair vl-convert-python"
+            "Type: pip install altair vl-convert-python",
+            "package/missing",
         )
     folder = study.directory / "figures"
     folder.mkdir(exist_ok=True)

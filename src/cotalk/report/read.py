@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cotalk import results as document
+from cotalk.disk import read_json
 from cotalk.errors import BadInput
 from cotalk.report import words
 
@@ -152,7 +153,8 @@ def read_study(directory: Path) -> Study:
     if not path.exists() and not (directory / "runs").is_dir():
         raise BadInput(
             f"{directory} holds neither results.json nor runs/; expected the directory of a study. "
-            f"Type: cotalk report runs/quickstart"
+            f"Type: cotalk report runs/quickstart",
+            "results/missing",
         )
     missing = {}
     results: Json = {}
@@ -173,24 +175,20 @@ def read_lines(path: Path) -> Iterator[Json]:
         for line in file:
             try:
                 value = json.loads(line)
-            except ValueError:  # half-written: it is owed again by whoever writes
+            except (ValueError, RecursionError):  # half-written: it is owed again by whoever writes
                 continue
             if isinstance(value, dict):
                 yield value
 
 
 def _results(path: Path) -> Json:
-    try:
-        results = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise BadInput(
-            f"{path} is not JSON ({error}); expected a study's results. Type the study's command "
-            f"again: it writes the file anew"
-        ) from error
+    again = "Type the study's command again: it writes the file anew"
+    results = read_json(path, f"a study's results. {again}", "results/unreadable")
     if not isinstance(results, dict) or results.get("schema", 1) != 1:
         raise BadInput(
             f"{path} does not hold results of schema 1; expected a file that this version of cotalk wrote. "
-            f"Type the study's command again"
+            f"Type the study's command again",
+            "results/unreadable",
         )
     return results
 

@@ -31,7 +31,7 @@ def named(directories: Sequence[Path]) -> dict[str, Study]:
     """The studies by name; by directory where two have one name. Raises BadInput for a directory given twice."""
     if len({path.resolve() for path in directories}) < len(directories):
         given = " ".join(map(str, directories))
-        raise BadInput(f"report was given {given}; expected each study once")
+        raise BadInput(f"report was given {given}; expected each study once", "cli/together")
     studies = [read_study(path) for path in directories]
     for told in (
         [study.name for study in studies],
