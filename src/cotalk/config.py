@@ -53,7 +53,8 @@ RANGES: dict[str, Range] = {  # of every number of a Config: one that has no ran
     "most_chats": Range(1, 10**6), "replay_share": SHARE, "steps": COUNT, "samples": Range(0, 10**12),
     "seed": Range(-(2**63), 2**63 - 1), "rank": Range(1, 10**5), "alpha": Range(0, 10**6, without="least"),
     "lr": Range(0, 100, without="least"), "warmup": COUNT, "beta1": BELOW_1, "beta2": BELOW_1, "clip": COUNT,
-    "normaliser": Range(0, 10**12, without="least"), "batch_tokens": SOME, "dev_every": SOME, "checkpoint_every": SOME,
+    "normaliser": Range(0, 10**12, without="least"), "batch_tokens": SOME, "dev_every": SOME,
+    "checkpoint_every": SOME, "drop_limit": SOME,
 }  # fmt: skip
 OF_METHODS = {  # settings that only these methods read; a method of the user's own may read all of them
     "round_chats": ("ada",),

@@ -193,7 +193,8 @@ def expect_finite(chats: Sequence[Chat], where: str) -> None:
     if wrong:
         raise RunFailed(
             f"{where}: the log-probabilities of {wrong} of {len(said)} messages are not finite; expected numbers. "
-            "Try a wider --dtype (bfloat16 for float16, float32 for both)"
+            "Try a wider --dtype (bfloat16 for float16, float32 for both)",
+            "run/not-finite",
         )
 
 

@@ -83,7 +83,7 @@ def locked(directory: Path) -> Iterator[None]:
     except DiskFailed as error:
         lock.release()
         if not isinstance(error.__cause__, Timeout):
-            raise BadInput(str(error)) from error
+            raise BadInput(str(error), "file/not-written") from error
         raise BadInput(
             f"{directory} is in use by {_owner(directory)}: wait for it, stop it, or use another --out",
             "run/in-use",
@@ -480,7 +480,8 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
         return _read_checkpoint(path)[1]
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OSError) as error:
         raise BadInput(
-            f"{path} is no whole checkpoint ({error}); expected one of a run's checkpoints/"
+            f"{path} is no whole checkpoint ({error}); expected one of a run's checkpoints/",
+            "run/checkpoints",
         ) from error
 
 

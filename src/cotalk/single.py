@@ -50,7 +50,7 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
             _train_one(config, out, console)
         except OutOfMemory as error:
             raise RunFailed(
-                f"{error}. {needs(Study(out.name, config, {'train': {}}, (config.seed,)))}"
+                f"{error}. {needs(Study(out.name, config, {'train': {}}, (config.seed,)))}", "memory/full"
             ) from error
 
 
@@ -145,7 +145,8 @@ def _team(adapter: Path | None, config: Config, base: Any) -> tuple[Stack, dict[
         except (KeyError, RuntimeError) as error:
             raise BadInput(
                 f"{adapter} does not fit this base, --rank and --targets ({error}); expected those "
-                "of its run's config.toml"
+                "of its run's config.toml",
+                "adapter/unfit",
             ) from error
         return learner.stack, {seat: Player("adapter", k) for seat, k in rows.items()}
     places = adapters_in(adapter, seats) if adapter else {}

@@ -197,7 +197,8 @@ def expect_progress(run: Run) -> None:
             f"step {run.step} is the last of {run.dropped} in a row that were dropped, since "
             f"{run.directory.dropped_because(run.step)}; expected finite numbers. The batches are in "
             f"{run.directory.path / 'dropped'}; the weights are as before them. Try a smaller lr or a wider dtype in a "
-            "new directory (--out), or a larger drop_limit"
+            "new directory (--out), or a larger drop_limit",
+            "run/not-finite",
         )
 
 
