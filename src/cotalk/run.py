@@ -25,6 +25,7 @@ import platform
 import time
 import tomllib
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -51,7 +52,7 @@ KEPT_CHECKPOINTS = 2  # beside the best by dev score
 ASIDE = ".aside"  # ends the name of a checkpoint that was not believed
 LINES = ("metrics.jsonl", "chats.jsonl", "dev.jsonl")
 _THREADS = ThreadPoolExecutor(
-    2, "checkpoint"
+    4, "checkpoint"
 )  # a checkpoint is hashed and written at a few hundred MB a second
 
 
@@ -268,6 +269,11 @@ class RunDirectory:
             self._write_checkpoint(step, tensors, learner.config)
         else:
             self._writer = _THREADS.submit(self._write_checkpoint, step, tensors, learner.config)
+
+    @property
+    def writes(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return self._writer is not None
 
     def wait(self) -> None:
         """Until the last checkpoint is on disk; raises what its writing raised."""
@@ -499,5 +505,6 @@ def _digest(step: int, tensors: dict[str, torch.Tensor]) -> str:
     digest = hashlib.blake2b(f"step {step}".encode(), digest_size=16)
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
-        digest.update(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        values = tensors[name].contiguous().view(-1).view(torch.uint8).numpy()
+        digest.update(zlib.crc32(memoryview(values)).to_bytes(4, "little"))
     return digest.hexdigest()

@@ -114,6 +114,8 @@ def _train(run: Run) -> Playing:
             yield from look(run)
         if saves_now(run):
             run.directory.save_checkpoint(run.step, run.learner)
+    if run.directory.writes:  # its neighbours' last checkpoints are written at the same time
+        yield []
     run.directory.finish(run.learner)
 
 

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from cotalk.decoder.training import PackedScorer
 from cotalk.decoder.weights import Decoder, Unsupported
 from cotalk.engines import Engine
@@ -17,6 +19,8 @@ from cotalk.errors import BadInput
 from cotalk.learner import Scorer
 from cotalk.lora import Stack
 from cotalk.padded import PaddedScorer
+
+HOST_THREADS = 4  # of torch on the host, beside a GPU
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ def choose(name: str, stack: Stack, end_ids: Sequence[int]) -> Pair:
     auto: `fast` on a GPU where the model allows it (one line says why where not), else `hf`. Raises BadInput when
     `fast` was asked for by name and the model is of another kind.
     """
+    if stack.device.type == "cuda":  # what is left for the host is small: many threads wait for each other
+        torch.set_num_threads(min(HOST_THREADS, torch.get_num_threads()))
     if name == "fast" or (name == "auto" and stack.device.type == "cuda"):
         try:
             engine = FastEngine(stack, end_ids)
