@@ -506,5 +506,5 @@ def _digest(step: int, tensors: dict[str, torch.Tensor]) -> str:
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
         values = tensors[name].contiguous().view(-1).view(torch.uint8).numpy()
-        digest.update(zlib.crc32(memoryview(values)).to_bytes(4, "little"))
+        digest.update(zlib.crc32(values.data).to_bytes(4, "little"))
     return digest.hexdigest()
