@@ -10,8 +10,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import soak as bench
-from cotalk import grade_worker, view
 from soak import Sample, grew, soak
+
+from cotalk import grade_worker, view
 
 
 @pytest.mark.slow
