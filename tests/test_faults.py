@@ -151,8 +151,7 @@ def test_the_row_of_dropped_steps_is_counted_across_a_kill(tmp_path: Path) -> No
     assert [m["step"] for m in metrics(tmp_path)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("every", [1, 2, 50])
-@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize(("every", "first"), [(1, 3), (2, 1), (50, 3)])
 def test_a_run_that_failed_so_tries_the_dropped_steps_again(every: int, first: int, tmp_path: Path) -> None:
     """Once the fault is gone, it ends as a run that never had it: also where each checkpoint is of a dropped step."""
     settings = dict(steps=6, checkpoint_every=every, drop_limit=3)
@@ -518,7 +517,7 @@ def test_a_directory_that_comes_back_is_gone_on_with(unharmed: dict[str, Any], t
     assert differing(everything(out), unharmed) == []
 
 
-@pytest.mark.parametrize("after", [0, 60, 200])
+@pytest.mark.parametrize("after", [0, pytest.param(60, marks=pytest.mark.slow), 200])
 def test_a_study_on_a_full_disk_ends_with_one_clear_error_and_goes_on(
     after: int, toml: Path, whole: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -662,6 +661,7 @@ def test_a_checkpoint_whose_chats_are_lost_is_not_used(twelve: dict[str, Any], t
     assert differing(without_aside(everything(tmp_path)), twelve) == []
 
 
+@pytest.mark.slow
 def test_a_warning_of_a_damaged_checkpoint_reaches_the_terminal(
     toml: Path, whole: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
