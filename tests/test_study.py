@@ -114,7 +114,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "a seed that no file can hold": ({"seeds": [2**63]}, "from 0 on"),
     "a seed of 5,000 bits": ({"seeds": [2**5000]}, "from 0 on"),
     "a setting that an arm's method does not read": (
-        {"arms": {"open": {"most_chats": 9}}}, r"\[arms\.open\] most_chats = 9 changes nothing .* methods ada"),
+        {"arms": {"open": {"most_chats": 9}}}, r"\[arms\.open\] most_chats = 9 changes nothing .* method ada"),
     "a setting that no arm reads": ({"run": {"replay_share": 0.1}}, r"\[run\] replay_share = 0\.1 changes nothing"),
     "an order without seats": ({"run": {"order": ""}}, "order '' cannot be played"),
     "an order with a gap": ({"run": {"order": "AC"}}, "order 'AC' cannot be played"),

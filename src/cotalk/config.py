@@ -267,7 +267,7 @@ class Config:
         if ".py" in self.method:
             return {}
         found = {
-            name: f"one of the methods {', '.join(OF_METHODS[name])}"
+            name: f"method {' or '.join(OF_METHODS[name])}"
             for name in changed
             if self.method not in OF_METHODS.get(name, (self.method,))
         }
@@ -281,7 +281,7 @@ class Config:
             if name in self.unused:
                 raise BadInput(
                     f"{where}{name} = {brief(getattr(self, name))} changes nothing with method = {brief(self.method)}: "
-                    f"expected {self.unused[name]} with it; leave it out",
+                    f"expected {self.unused[name]} with it; otherwise leave it out",
                     "config/unused",
                 )
 
@@ -346,10 +346,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path} cannot be read ({error.strerror}); expected a TOML file", "config/not-toml"
         ) from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # torn, not UTF-8, a number of 5,000 digits, nested without end
+    except (ValueError, RecursionError) as error:  # also no UTF-8, 5,000 digits, brackets without end
         raise BadInput(
             f"{path}: not TOML ({error}); expected KEY = VALUE lines", "config/not-toml"
         ) from error
