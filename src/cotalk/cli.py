@@ -523,7 +523,7 @@ def _run(study: Any, out: Path, workers: int, price: float | None, force: bool =
     show(plan(study, price, device=device, workers=workers), console)
     with locked(out):
         for told in begin(study, out, force):
-            console.print(told, highlight=False, markup=False)
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
     with Live(out, console):
         document = run_study(study, out, workers or None, price=price)
     console.print(results.table(document))

@@ -45,7 +45,7 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
     """
     with locked(out):
         if told := RunDirectory(out).begin(config, force):
-            console.print(told, highlight=False, markup=False)
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
         try:
             _train_one(config, out, console)
         except OutOfMemory as error:
