@@ -18,7 +18,7 @@ from cotalk.study import Study, read_study
 from toy import toy_base
 
 ROOT = Path(__file__).parents[1]
-TOY = ["steps=3", "problems=1", "chats=2", "train_tasks=4", "dev_tasks=0", "heldout_tasks=2", "message_tokens=3",
+TOY = ["steps=3", "problems=1", "chats=2", "train_tasks=4", "dev_tasks=1", "heldout_tasks=2", "message_tokens=3",
        "answer_tokens=4", "rank=4", "alpha=8.0", "checkpoint_every=2", 'device="cpu"']  # fmt: skip
 
 

@@ -120,6 +120,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "an order with a gap": ({"run": {"order": "AC"}}, "order 'AC' cannot be played"),
     "a seat alone": ({"run": {"order": "A"}}, "at least two seats in training"),
     "a long name": ({"arms": {"a" * 65: {}}}, "at most 64 letters"),
+    "guests at no table": (
+        {"evaluate": {"guests": ["script:once"], "oracle": True}}, "sets oracle and guests, but cross = 0"),
+    "an oracle without dev tasks": (
+        {"run": {"dev_tasks": 0}, "evaluate": {"oracle": True, "cross": 5}}, "oracle = true, but dev_tasks = 0"),
     "no trained evaluation": ({"evaluate": {"trained_repeats": 0}}, "trained_repeats = 0: expected at least 1"),
 }  # fmt: skip
 

@@ -139,6 +139,7 @@ class Study:
             self._check_arm(name)
         everywhere = set.intersection(*(set(self.arm(name).unused) for name in self.arms))
         self.config.refuse_unused(sorted(everywhere & set(self.config.unused)), "[run] ")
+        self._check_matrix()
         known = {c.name: c for c in self.conditions()}
         if len(known) < len(self.conditions()):
             raise BadInput(
@@ -162,6 +163,20 @@ class Study:
                     f"[[compare]] a = {a!r}, b = {b!r}: expected the trained one as a, the base's as b",
                     "study/compare",
                 )
+
+    def _check_matrix(self) -> None:
+        asked = [name for name in ("oracle", "guests") if getattr(self.evaluate, name)]
+        if asked and not self.evaluate.cross:
+            raise BadInput(
+                f"[evaluate] sets {' and '.join(asked)}, but cross = 0: expected the tasks of the cross-play matrix, such "
+                "as cross = 50",
+                "config/unused",
+            )
+        if self.evaluate.oracle and not self.config.dev_tasks:
+            raise BadInput(
+                "[evaluate] oracle = true, but dev_tasks = 0: expected dev tasks to choose the scripted A on",
+                "config/range",
+            )
 
     def _check_arm(self, name: str) -> None:
         if not name.isidentifier() or not name.isascii() or len(name) > MAX_ARM:
