@@ -3,8 +3,8 @@
 The runs are those of the tests (a two-layer base, sums as tasks): open and closed, one adapter or one a seat, the
 built-in grader (processes of its own) and a function, dev looks and checkpoints every ten steps. The package's bounded
 caches (texts already encoded, answers already graded) are made small, and the tokenizer's own (10,000 texts) is filled
-first, so that all are full before the warm-up ends: what grows after it is a leak. Memory is what the process holds once
-the allocator has given back what it can. Prints a table and one JSON line; exit code 1 when memory or open files grew
+first, so that all are full before the warm-up ends: what grows after it is a leak. Memory is what the process holds
+once the allocator has given back what it can. Prints a table and one JSON line; exit code 1 when memory or open files grew
 after the warm-up. Linux (/proc, glibc).
 
     PYTHONPATH=src OMP_NUM_THREADS=1 python bench/soak.py --steps 2000
