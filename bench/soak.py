@@ -136,7 +136,8 @@ def main() -> None:
     Console().print(table)
     told = grew(samples, options.warm_up)
     first = next(found for found in samples if found.step >= options.warm_up)
-    within = f"memory {samples[-1].rss_mib - first.rss_mib:+.1f} MiB after step {first.step}, a leak is {GROWTH_MIB} or more"
+    more = samples[-1].rss_mib - first.rss_mib
+    within = f"memory {more:+.1f} MiB after step {first.step}, a leak is {GROWTH_MIB} or more"
     print("; ".join(told) or f"{within}; no more open files")
     print(json.dumps({"bench": "soak", "grew": told, "samples": [asdict(s) for s in samples]}))
     raise SystemExit(1 if told else 0)
