@@ -358,7 +358,7 @@ def test_settings_of_a_base_are_laid_over_run_where_the_base_is_that_one() -> No
     small = made(table, {"base": "tiny"})
     assert (small.config.base, small.config.lr, small.config.steps) == ("tiny", 0.5, 2)
     assert made(table, {"base": "tiny", "lr": 0.7}).config.lr == 0.7  # the command line has the last word
-    with pytest.raises(BadInput, match=r"\[on\.tiny\] unknown key 'lrr' \(did you mean 'lr'"):
+    with pytest.raises(BadInput, match=r"\[on\.tiny\]: unknown key 'lrr' \(did you mean 'lr'"):
         made({"on": {"tiny": {"lrr": 1}}}, {"base": "tiny"})
 
 

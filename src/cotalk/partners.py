@@ -71,8 +71,9 @@ def _entry(text: str) -> Entry:
         heavy = float("nan")
     if found is None or kind not in KINDS or bool(of) != (kind in WITH_NAME) or not heavy > 0:
         raise BadInput(
-            f"pool entry {brief(text)}: expected self, base, snapshots, script:NAME, adapter:DIR or model:DIR, before "
-            'it a seat such as "B=" and after it a weight such as "*2" if you like: pool = "self*2, base, B=script:terse"',
+            f"pool entry {brief(text)}: expected self, base, snapshots, script:NAME, adapter:DIR or model:DIR, "
+            'before it a seat such as "B=" and after it a weight such as "*2" if you like: pool = "self*2, base, '
+            'B=script:terse"',
             "pool/entry",
         )
     return Entry(kind, of, heavy, found["seat"] or "")
