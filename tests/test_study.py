@@ -97,6 +97,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "no seeds": ({"seeds": []}, "at least one each"),
     "no arms": ({"arms": {}}, "at least one each"),
     "a seed in [run]": ({"run": {"seed": 3}}, r"seeds = \[\.\.\.\]"),
+    "a method that is not there": ({"run": {"method": "grop"}}, r"'grop' is not known \(did you mean 'grpo'\?\)"),
+    "a method that refuses it": ({"arms": {"open": {"method": "ada", "most_chats": 2}}}, "at least chats = 4"),
+    "a pool of another table": ({"run": {"pool": "self, C=base"}}, "pool names the seat C"),
+    "a seed for a base": ({"on": {"tiny": {"seed": 3}}}, r"seeds = \[\.\.\.\]"),
+    "a misspelt setting for another base": (
+        {"on": {"other": {"stpes": 3}}}, r"\[on\.other\]: unknown key 'stpes' \(did you mean 'steps'\?\)"),
+    "a pool of 100,000 letters": ({"run": {"pool": "x" * 100_000}}, r"pool entry 'x+\.\.\. \(100,002 characters\)"),
     "a seed in an arm": ({"arms": {"open": {"seed": 3}}}, r"\[arms\.open\] sets seed"),
     "a base in an arm": ({"arms": {"open": {"base": "tiny"}}}, r"sets base, which belongs to the whole study"),
     "tasks in an arm": ({"arms": {"open": {"tasks": "gsm8k"}}}, r"sets tasks, which belongs to the whole study"),
@@ -355,7 +362,7 @@ def test_settings_of_a_base_are_laid_over_run_where_the_base_is_that_one() -> No
     small = made(table, {"base": "tiny"})
     assert (small.config.base, small.config.lr, small.config.steps) == ("tiny", 0.5, 2)
     assert made(table, {"base": "tiny", "lr": 0.7}).config.lr == 0.7  # the command line has the last word
-    with pytest.raises(BadInput, match=r"\[on\.tiny\] unknown key 'lrr' \(did you mean 'lr'"):
+    with pytest.raises(BadInput, match=r"\[on\.tiny\]: unknown key 'lrr' \(did you mean 'lr'"):
         made({"on": {"tiny": {"lrr": 1}}}, {"base": "tiny"})
 
 

@@ -30,7 +30,7 @@ from cotalk.base import load_base
 from cotalk.chat import BASE, Player
 from cotalk.engines import Engine
 from cotalk.engines.choose import choose
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, brief
 from cotalk.lora import Stack
 from cotalk.sample import generator
 from cotalk.scripts import script
@@ -71,8 +71,9 @@ def _entry(text: str) -> Entry:
         heavy = float("nan")
     if found is None or kind not in KINDS or bool(of) != (kind in WITH_NAME) or not heavy > 0:
         raise BadInput(
-            f"pool entry {text!r}: expected self, base, snapshots, script:NAME, adapter:DIR or model:DIR, before it a "
-            'seat such as "B=" and after it a weight such as "*2" if you like: pool = "self*2, base, B=script:terse"',
+            f"pool entry {brief(text)}: expected self, base, snapshots, script:NAME, adapter:DIR or model:DIR, "
+            'before it a seat such as "B=" and after it a weight such as "*2" if you like: pool = "self*2, base, '
+            'B=script:terse"',
             "pool/entry",
         )
     return Entry(kind, of, heavy, found["seat"] or "")

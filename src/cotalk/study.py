@@ -41,6 +41,7 @@ from cotalk.config import (
 from cotalk.crossplay import sitters
 from cotalk.errors import BadInput, brief
 from cotalk.evaluate import Condition, Pass, arm_conditions, base_conditions
+from cotalk.methods import method, pool_of
 
 STUDIES = Path(__file__).parent / "studies"
 RANGES: dict[str, Range] = {  # of every number of [evaluate]
@@ -197,6 +198,10 @@ class Study:
                     "study/not-in-arm",
                 )
         self.arm(name).refuse_unused(self.arms[name], f"[arms.{name}] ")
+        if (
+            ".py" not in self.arm(name).method
+        ):  # a file of the user's is run by a run, not by whoever reads a study
+            pool_of(method(self.arm(name)), self.arm(name))
         seats = self.arm(name).rules.seats
         if seats != self.config.rules.seats:
             raise BadInput(
@@ -327,13 +332,15 @@ def study_from(
             )
     for arm, keys in arms.items():
         _is_table(keys, f"{where} [arms.{arm}]")
-    if "seed" in run or "seed" in (overrides or {}):
+    for model, keys in on.items():
+        _is_table(keys, f"{where} [on.{model}]")
+        _known(keys, [f.name for f in fields(Config)], f"{where} [on.{model}]")
+    if any("seed" in keys for keys in (run, overrides or {}, *on.values())):
         raise BadInput(
             f"{where} sets seed; expected seeds = [...] at the top of the file (or --seeds)", "study/seeds"
         )
     config = Config().replaced(run, where=f"{where} [run] ")
     base = (overrides or {}).get("base", config.base)
-    _is_table(on.get(base, {}), f"{where} [on.{base}]")
     config = config.replaced(on.get(base, {}), where=f"{where} [on.{base}] ").replaced(overrides or {})
     chosen = seeds if seeds is not None else table.get("seeds", ())
     if not isinstance(chosen, (list, tuple)) or any(type(s) is not int for s in chosen):
