@@ -169,7 +169,7 @@ class Study:
         asked = [name for name in ("oracle", "guests") if getattr(self.evaluate, name)]
         if asked and not self.evaluate.cross:
             raise BadInput(
-                f"[evaluate] sets {' and '.join(asked)}, but cross = 0: expected the tasks of the cross-play matrix, such "
+                f"[evaluate] sets {' and '.join(asked)}, but cross = 0: expected tasks of a cross-play matrix, such "
                 "as cross = 50",
                 "config/unused",
             )
