@@ -33,7 +33,7 @@ from cotalk.config import toml_table
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, read_score
-from cotalk.run import versions
+from cotalk.results import versions
 from cotalk.task import Task
 from test_report import chat as report_chat
 from toy import play as play_run

@@ -37,7 +37,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cotalk import stats, talk
+from cotalk import __version__, stats, talk
 from cotalk.disk import read_json, write_atomically
 from cotalk.errors import BadInput
 from cotalk.stats import Comparison, Floats, NoiseFloor, Rate
@@ -46,7 +46,17 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]
 SCHEMA = 1
 NO_SEED = -1  # how an .npz file writes the seed of what was never trained
-RECORDED = ("cotalk", "torch", "transformers", "peft", "numpy", "scipy", "math-verify", "reasoning-gym")
+RECORDED = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "scipy",
+    "math-verify",
+    "reasoning-gym",
+)
 # Of each measure's code: raised whenever a value of it could change. results.json and outcomes/*.npz carry them.
 MEASURES = {"grade": 1, "talk": talk.VERSION, "intervals": stats.VERSION}
 TORN = (  # what numpy raises for a file that is pickled, torn, encrypted or no archive
@@ -356,8 +366,11 @@ def build(
 
 
 def versions() -> dict[str, str]:
-    """Python, the platform, and the libraries that a result depends on (those that are installed)."""
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    """What a result depends on: Python, the platform, and libraries (those that are installed).
+
+    Determinism is claimed for one machine type and one set of these.
+    """
+    found = {"cotalk": __version__, "python": platform.python_version(), "platform": platform.platform()}
     for name in RECORDED:
         try:
             found[name] = importlib.metadata.version(name)

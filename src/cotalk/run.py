@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,12 @@ import safetensors.torch
 import torch
 from filelock import FileLock, Timeout
 
-import cotalk
 from cotalk.chat import Chat
 from cotalk.config import Config, toml_table
 from cotalk.disk import sync, write_atomically, writing
 from cotalk.errors import BadInput, DiskFailed, RunFailed
 from cotalk.learner import Learner
+from cotalk.results import versions
 
 TOKEN_STEPS = 10  # shards kept with keep_tokens = "last"
 KEPT_CHECKPOINTS = 2  # beside the best by dev score
@@ -54,17 +53,6 @@ LINES = ("metrics.jsonl", "chats.jsonl", "dev.jsonl")
 _THREADS = ThreadPoolExecutor(
     4, "checkpoint"
 )  # a checkpoint is hashed and written at a few hundred MB a second
-
-
-def versions() -> dict[str, str]:
-    """What a result depends on: determinism is claimed for one machine type and one set of these."""
-    found = {"cotalk": cotalk.__version__, "python": platform.python_version(), "machine": platform.machine()}
-    for name in ("torch", "transformers", "peft", "tokenizers", "numpy", "safetensors", "math-verify"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 @contextmanager
