@@ -829,7 +829,7 @@ def pins(evidence: Evidence) -> Check:
     versions, cost = document.get("versions", {}), document.get("cost", {})
     seeds = document.get("config", {}).get("seeds")
     pinned = {"seeds": bool(seeds)} | {name: bool(versions.get(name)) for name in LIBRARIES}
-    pinned["hardware"] = bool(cost.get("device_name") or versions.get("machine"))
+    pinned["hardware"] = bool(cost.get("device_name") or versions.get("platform"))
     fails = [f"{name} is not recorded" for name, there in pinned.items() if not there]
     looks = [] if evidence.single or "git" in document else ["the git state is not recorded"]
     looks += ["files differed from the commit"] if (document.get("git") or {}).get("dirty") else []

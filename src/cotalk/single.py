@@ -43,6 +43,7 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
 
     force: a run with another config is set aside first.
     """
+    config.refuse_unused(config.unused)
     with locked(out):
         if told := RunDirectory(out).begin(config, force):
             console.print(told, highlight=False, markup=False, soft_wrap=True)
@@ -55,7 +56,6 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
 
 
 def _train_one(config: Config, out: Path, console: Console) -> None:
-    config.refuse_unused(config.unused)
     tasks = prepare(config)
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
     base = load_base(config.base, config.dtype, config.device, config.wording)
