@@ -829,14 +829,13 @@ def pins(evidence: Evidence) -> Check:
     versions, cost = document.get("versions", {}), document.get("cost", {})
     seeds = document.get("config", {}).get("seeds")
     pinned = {"seeds": bool(seeds)} | {name: bool(versions.get(name)) for name in LIBRARIES}
-    pinned["hardware"] = bool(cost.get("device_name") or versions.get("platform"))
+    hardware = versions.get("platform") if evidence.single else cost.get("device_name")
+    pinned["hardware"] = bool(hardware)
     fails = [f"{name} is not recorded" for name, there in pinned.items() if not there]
     looks = [] if evidence.single or "git" in document else ["the git state is not recorded"]
     looks += ["files differed from the commit"] if (document.get("git") or {}).get("dirty") else []
     n = sum(pinned.values())
-    detail = (
-        f"seeds {seeds}, torch {versions.get('torch')}, {cost.get('device_name') or versions.get('machine')}"
-    )
+    detail = f"seeds {seeds}, torch {versions.get('torch')}, {hardware}"
     return settle("pins", f"{n} of {len(pinned)} pins", n, fails=fails, looks=looks, detail=detail)
 
 
