@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -29,6 +30,18 @@ def test_workers_come_from_a_server_that_has_imported_what_they_need():
     parents = {parent for _, _, parent in found}
     assert context.get_start_method() == "forkserver" and parents != {os.getpid()} and len(parents) == 1
     assert all(imported for _, imported, _ in found)
+
+
+def interrupted(_: int) -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    return "goes on"
+
+
+def test_ctrl_c_does_not_reach_workers_and_reaches_this_process_as_before():
+    heard = signal.getsignal(signal.SIGINT)
+    with processes.workers("cotalk.puzzles").Pool(1) as pool:
+        assert pool.map(interrupted, [1]) == ["goes on"]
+    assert signal.getsignal(signal.SIGINT) is heard
 
 
 def test_without_a_server_workers_are_spawned(monkeypatch: pytest.MonkeyPatch):

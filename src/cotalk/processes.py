@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -30,7 +32,8 @@ ENVIRONMENT = {
 def workers(imports: str) -> ForkServerContext | SpawnContext:
     """A multiprocessing context whose processes have the module `imports` imported, with one thread each.
 
-    They have this process's environment as it was at the first call, and ENVIRONMENT.
+    They have this process's environment as it was at the first call, and ENVIRONMENT. Ctrl-C, which goes to all
+    processes of a terminal, does not reach them: whoever started them ends them.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -45,12 +48,16 @@ def workers(imports: str) -> ForkServerContext | SpawnContext:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """ENVIRONMENT, for what is started inside; this process's own is as before."""
+    """ENVIRONMENT, and no Ctrl-C, for what is started inside; this process's own are as before."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
+    in_main = threading.current_thread() is threading.main_thread()  # signals are its matter alone
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:
         yield
     finally:
+        if in_main:
+            signal.signal(signal.SIGINT, heard)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
