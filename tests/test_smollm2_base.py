@@ -24,7 +24,7 @@ pytest.importorskip(
     "reasoning_gym", reason="reasoning-gym is not installed: pip install 'cotalk[gsm-symbolic]'"
 )
 SMALL = {
-    "drawn = 80000": "drawn = 120", "held = 256": "held = 16", "passes = 3             #": "passes = 1 #",
+    "drawn = 80000": "drawn = 120", "held = 256": "held = 16", "passes = 2             #": "passes = 1 #",
     "batch = 128": "batch = 8", "tokens = 32768": "tokens = 4000", "warmup = 30": "warmup = 1",
     "tasks = 300": "tasks = 3", "unseen = 100": "unseen = 2", "chats = 2": "chats = 1",
     "message_tokens = 96": "message_tokens = 6", "answer_tokens = 224": "answer_tokens = 160",
