@@ -114,6 +114,7 @@ def test_text_of_a_dropped_step_is_escaped_to_ascii_and_read_back_as_it_was(tmp_
     assert found["messages"][0]["credit"] == "inf"
 
 
+@pytest.mark.slow
 def test_after_so_many_in_a_row_the_run_fails_and_its_neighbours_go_on_to_the_same_bits(
     tmp_path: Path,
 ) -> None:
@@ -151,6 +152,7 @@ def test_the_row_of_dropped_steps_is_counted_across_a_kill(tmp_path: Path) -> No
     assert [m["step"] for m in metrics(tmp_path)] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "first"), [(1, 3), (2, 1), (50, 3)])
 def test_a_run_that_failed_so_tries_the_dropped_steps_again(every: int, first: int, tmp_path: Path) -> None:
     """Once the fault is gone, it ends as a run that never had it: also where each checkpoint is of a dropped step."""
@@ -358,6 +360,7 @@ def fail(name: str, error: Exception) -> None:
 # --- memory --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_when_nothing_fits_in_memory_the_plans_arithmetic_is_told(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -557,6 +560,7 @@ def test_a_real_disk_that_is_full_is_told_and_the_run_goes_on_elsewhere(
 # --- the clock --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_back_changes_nothing(
     toml: Path, whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +628,7 @@ def test_a_damaged_or_missing_checkpoint_is_told_and_the_one_before_it_is_used(
     assert differing(without_aside(everything(tmp_path)), twelve) == []
 
 
+@pytest.mark.slow
 def test_when_the_last_two_are_damaged_the_best_by_dev_is_still_there(tmp_path: Path) -> None:
     again = halfway(tmp_path, calls=60, dev_tasks=1)
     kept = sorted(int(p.stem[-6:]) for p in (tmp_path / "checkpoints").iterdir())

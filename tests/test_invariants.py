@@ -210,6 +210,7 @@ def count_writes(path: Path, monkeypatch: pytest.MonkeyPatch, at: int, half: boo
     return writes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("half", "killed"), [(False, (0, 3, 7, 12, 14, 20)), (True, (1, 5, 11, 13, 17, 19))])
 def test_a_chat_is_on_disk_whole_or_not_at_all_when_killed_at_any_write(
     half: bool,
@@ -241,6 +242,7 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_happened(
     assert everything(tmp_path) == uninterrupted[0]
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_kill_9_goes_on_to_the_same_result(tmp_path: Path) -> None:
     """A real process, killed soon after step 5 of 16; the same command is then run to its end."""
     settings = SETTINGS | dict(

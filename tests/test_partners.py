@@ -249,6 +249,7 @@ def test_snapshots_are_the_learner_as_it_was_and_the_newest_take_the_oldests_row
     assert rows == set(range(3, 3 + 2 * KEPT_SNAPSHOTS))
 
 
+@pytest.mark.slow
 def test_a_run_with_snapshots_that_is_killed_ends_as_one_that_was_not(tmp_path):
     pool, settings = "self, snapshots*3", dict(steps=6, snapshot_every=2, checkpoint_every=3)
     whole, table = pooled_run(tmp_path / "whole", pool, **settings)

@@ -320,6 +320,7 @@ def test_the_quickstart_is_planned_within_a_quarter_of_what_it_took() -> None:
     assert step.seconds == pytest.approx(0.52, rel=0.25)
 
 
+@pytest.mark.slow
 def test_more_work_takes_longer_and_more_workers_take_less(tmp_path: Path) -> None:
     run = RUN | {"base": saved(tmp_path)}
 
@@ -396,6 +397,7 @@ def test_the_published_study_is_planned_for_a_gpu_with_its_settings(monkeypatch:
     assert plan(read_study("quickstart"), card_gib=24).device == "cuda"
 
 
+@pytest.mark.slow
 def test_plan_prints_and_starts_nothing(tmp_path: Path) -> None:
     toml = tmp_path / "toy.toml"
     run = "\n".join(f"{k} = {json.dumps(v)}" for k, v in (RUN | {"base": saved(tmp_path / "base")}).items())

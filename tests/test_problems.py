@@ -38,6 +38,7 @@ def test_a_problem_that_two_seats_cannot_be_dealt_is_known_as_such() -> None:
         problem_of(Task("c", "", "7", problem="Add 3 and 4. Give the sum."), "#### 7")
 
 
+@pytest.mark.slow
 @needs_gym
 def test_every_worked_solution_ends_in_the_gold_and_no_study_plays_its_problem() -> None:
     some, tally = draw(1000, others=0.25)

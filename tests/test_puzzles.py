@@ -64,6 +64,7 @@ def test_all_kinds_and_phrasings_come_out_evenly():
     assert {len(t.facts) for t in generate(5, 30, facts=3)} == {3}
 
 
+@pytest.mark.slow
 def test_one_hand_hardly_tells_the_answer():
     # Uniform over P pairs with V values of the first number: the best guess is right V / P of the time.
     # Sums: a, b >= 5, a + b <= 99: V = 90, P = 90 * 91 / 2, so 2 / 91 = 0.022. Counted here on 60,000 puzzles

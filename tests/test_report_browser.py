@@ -52,6 +52,7 @@ def test_the_page_opens_from_disk_without_complaint_or_request(tab, study: Path,
         assert box["y"] + box["height"] <= fold, f"{part} is below the fold"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["made up", "quickstart"])
 def test_the_bars_and_dots_are_those_of_results_json(tab, study: Path, which: str) -> None:
     directory = QUICKSTART if which == "quickstart" else study
@@ -109,6 +110,7 @@ def test_the_viewer_shows_before_and_after_with_every_number_in_its_hand_s_colou
     assert second.locator(".v-messages .n-derived").all_inner_texts() == ["30"] * 4
 
 
+@pytest.mark.slow
 def test_an_invented_number_is_marked(tab, tmp_path: Path) -> None:
     write_study(tmp_path, tasks=2)
     path = tmp_path / "scores/base_open/base.jsonl"
@@ -161,6 +163,7 @@ def test_the_viewer_steps_through_training(tab, study: Path) -> None:
         assert ("✓ A right" in page.locator(".v-pane").nth(1).inner_text()) is right
 
 
+@pytest.mark.slow
 def test_the_keyboard_moves_through_tasks_seeds_and_views(tab, study: Path) -> None:
     page = opened(tab, study).page
     page.focus("#viewer")
@@ -186,6 +189,7 @@ def test_the_keyboard_moves_through_tasks_seeds_and_views(tab, study: Path) -> N
     )
 
 
+@pytest.mark.slow
 def test_a_link_leads_to_one_chat(tab, study: Path) -> None:
     page = opened(tab, study).page
     page.locator(".v-cell").nth(5).click()
@@ -200,6 +204,7 @@ def test_a_link_leads_to_one_chat(tab, study: Path) -> None:
     assert bad.page.inner_text(".v-question .v-who") == "held-out-0" and is_quiet(bad)
 
 
+@pytest.mark.slow
 def test_hostile_text_shows_as_text(tab, tmp_path: Path) -> None:
     report(hostile_study(tmp_path))
     found = opened(tab, tmp_path)

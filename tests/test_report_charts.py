@@ -146,6 +146,7 @@ def test_the_bundle_is_kept_and_made_again_where_what_was_kept_is_damaged(
     assert bundle() == "draw()" and len(made) == 3
 
 
+@pytest.mark.slow
 def test_a_chart_drawn_without_checks_is_the_one_that_altair_finds_well_formed(pictures: dict) -> None:
     for picture in pictures.values():
         for draw_at in filter(None, (picture.draw, picture.narrow, picture.still)):

@@ -450,6 +450,7 @@ def test_ports_that_cannot_be_had_are_refused(studies: Path, server: Any) -> Non
     assert cli.main(["view", str(studies / "none")]) == 2
 
 
+@pytest.mark.slow
 def test_the_command_prints_where_it_listens_and_ends_with_ctrl_c(studies: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(cotalk.__file__).parents[1])}
     process = subprocess.Popen(
@@ -606,6 +607,7 @@ def test_another_study_is_one_click_away_and_the_curves_are_its_own(tab: Any, st
         visit.close()
 
 
+@pytest.mark.slow
 def test_a_report_s_scripts_run_and_can_ask_nobody_for_anything(tab: Any, studies: Path) -> None:
     """It may be another's directory: the report draws itself, and neither reads this server nor carries words away."""
     script = "<script>document.title = 'ran'; fetch('/api/look').then(() => { document.title = 'read'; }, () => {});"
@@ -622,6 +624,7 @@ def test_a_report_s_scripts_run_and_can_ask_nobody_for_anything(tab: Any, studie
         ]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_is_said_so(tab: Any, studies: Path) -> None:
     with running(studies) as server:
         visit = Visit(tab, server)
@@ -633,6 +636,7 @@ def test_a_server_that_is_gone_is_said_so(tab: Any, studies: Path) -> None:
         visit.page.close()
 
 
+@pytest.mark.slow
 def test_another_site_can_neither_read_nor_frame_it(tab: Any, studies: Path) -> None:
     """Another port is another origin; "localhost" is another site than 127.0.0.1."""
     with running(studies) as server, running(studies) as other:

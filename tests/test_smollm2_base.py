@@ -110,6 +110,7 @@ def test_the_text_is_the_same_whatever_draws_it(tmp_path: Path) -> None:
     assert any(a.ids.tolist() != b.ids.tolist() for a, b in zip(alone[:60], alone[60:], strict=True))
 
 
+@pytest.mark.slow
 def test_rows_that_a_study_plays_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     some, _ = problems.draw(20, 0.25)
@@ -127,6 +128,7 @@ def test_rows_that_a_study_plays_are_refused(tmp_path: Path) -> None:
         gather(table | {"held": 20}, path, "", 1, print)
 
 
+@pytest.mark.slow
 def test_gsm8k_is_a_source_of_its_own_beside_gsm_symbolic(tmp_path: Path, gsm8k: str) -> None:
     some, _ = problems.draw(20, 0.25)
     problems.write(some, tmp_path / "rows.jsonl")

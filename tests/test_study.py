@@ -396,6 +396,7 @@ class Sometimes(GRPO):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_marked_and_retried_alone_while_the_others_finish(
     toml: Path, tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -428,6 +429,7 @@ def test_a_run_that_fails_is_marked_and_retried_alone_while_the_others_finish(
     assert set(document["conditions"]["trained_open"]["per_seed"]) == {"17", "18"}
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_is_marked_and_its_mark_goes_when_it_succeeds(
     toml: Path, tmp_path: Path, here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,6 +559,7 @@ def test_the_evaluate_table_has_the_settings_of_the_published_evaluation_by_defa
 # --- controls: chance rewards, other numbers, replaced messages --------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_controls_of_a_study_are_one_switch_each(here: None, tmp_path: Path) -> None:
     """An arm paid by chance, held-out puzzles with other numbers, and messages replaced, down to results.json."""
     run = {

@@ -170,6 +170,7 @@ def test_muon_is_torchs_muon_with_matrices_of_one_shape_together():
         assert torch.allclose(a, b, atol=2e-3)  # bfloat16 inside, in another order
 
 
+@pytest.mark.slow
 def test_a_toy_base_is_made_the_same_twice_and_opens(tmp_path, monkeypatch):
     monkeypatch.setattr(make_tiny, "SHARD", 64)
     table = read_settings(SETTINGS, SETTINGS)
