@@ -33,7 +33,8 @@ def workers(imports: str) -> ForkServerContext | SpawnContext:
     """A multiprocessing context whose processes have the module `imports` imported, with one thread each.
 
     They have this process's environment as it was at the first call, and ENVIRONMENT. Ctrl-C, which goes to all
-    processes of a terminal, does not reach them: whoever started them ends them.
+    processes of a terminal, does not reach them: whoever started them ends them. Where a system cannot fork they are
+    spawned, with this process's environment as it is.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
