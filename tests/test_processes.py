@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from cotalk import processes
+from cotalk.errors import RunFailed
 
 
 def seen(name: str) -> tuple[str | None, bool, int]:
@@ -17,16 +19,14 @@ def seen(name: str) -> tuple[str | None, bool, int]:
 
 def test_workers_have_one_thread_each_and_this_process_keeps_its_environment():
     before = dict(os.environ)
-    with processes.workers("cotalk.puzzles").Pool(2) as pool:
-        found = pool.map(seen, ["OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"])
+    found = list(processes.in_order(seen, ["OMP_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_"], 2, "cotalk.puzzles"))
     assert [value for value, _, _ in found] == ["1", str(2 << 30)]
     assert dict(os.environ) == before
 
 
 def test_workers_come_from_a_server_that_has_imported_what_they_need():
     context = processes.workers("cotalk.puzzles")
-    with context.Pool(2) as pool:
-        found = pool.map(seen, ["PATH"] * 4)
+    found = list(processes.in_order(seen, ["PATH"] * 4, 2, "cotalk.puzzles"))
     parents = {parent for _, _, parent in found}
     assert context.get_start_method() == "forkserver" and parents != {os.getpid()} and len(parents) == 1
     assert all(imported for _, imported, _ in found)
@@ -39,11 +39,46 @@ def interrupted(_: int) -> str:
 
 def test_ctrl_c_does_not_reach_workers_and_reaches_this_process_as_before():
     heard = signal.getsignal(signal.SIGINT)
-    with processes.workers("cotalk.puzzles").Pool(1) as pool:
-        assert pool.map(interrupted, [1]) == ["goes on"]
+    assert list(processes.in_order(interrupted, [1], 1, "cotalk.puzzles")) == ["goes on"]
     assert signal.getsignal(signal.SIGINT) is heard
 
 
 def test_without_a_server_workers_are_spawned(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert processes.workers("cotalk.puzzles").get_start_method() == "spawn"
+
+
+def large(number: int) -> tuple[int, bytes]:
+    return number, bytes(300_000)
+
+
+def test_results_come_in_order_and_whoever_has_enough_stops_asking():
+    taken = iter(range(10**9))  # without an end
+    some = itertools.islice(processes.in_order(large, taken, 2, "cotalk.puzzles"), 5)
+    assert [number for number, _ in some] == [0, 1, 2, 3, 4]
+    assert next(taken) <= 5 + 2 * processes.AHEAD
+
+
+_told: list[str] = []  # of a worker process
+
+
+def remember(word: str) -> None:
+    _told.append(word)
+
+
+def remembered(job: int) -> tuple[int, list[str]]:
+    return job, _told
+
+
+def test_a_process_remembers_what_it_was_told_first():
+    found = list(processes.in_order(remembered, [7], 1, "cotalk.puzzles", remember, ("a word",)))
+    assert found == [(7, ["a word"])] and _told == []
+
+
+def died(_: int) -> None:
+    os._exit(3)
+
+
+def test_a_process_that_dies_is_an_error_and_no_endless_wait():
+    with pytest.raises(RunFailed, match="a worker process died"):
+        list(processes.in_order(died, [1, 2, 3], 2, "cotalk.puzzles"))

@@ -4,20 +4,27 @@
 pipe holds: 32 workers took five minutes to start on a machine with slow cores. The server runs no torch operation and
 never touches a GPU, so that forking it is safe.
 
-    with workers("cotalk.bases.problems").Pool(8) as pool: ...
+    for part in in_order(draw, chunks, 8, "cotalk.bases.problems"): ...
 
 Left out: what workers do (jobs.py, bases/).
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import Any
+
+from cotalk.errors import RunFailed
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -27,6 +34,44 @@ ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(2 << 30),
 }
+
+AHEAD = 2  # jobs a process that are handed out and not yet taken
+
+
+def in_order(
+    do: Callable[[Any], Any],
+    jobs: Iterable[Any],
+    count: int,
+    imports: str,
+    remember: Callable[..., None] | None = None,
+    state: tuple[Any, ...] = (),
+) -> Iterator[Any]:
+    """do(job) of every job, in their order, in `count` processes, each of which first calls remember(*state).
+
+    Jobs are taken as results are: whoever stops asking waits for those begun (AHEAD a process at most) and no others.
+    (`multiprocessing.Pool` can wait for ever for its own threads when it is left with jobs to do.)
+
+    Raises:
+        RunFailed: a process died.
+    """
+    coming = iter(jobs)
+    with ProcessPoolExecutor(count, workers(imports), remember, state) as pool:
+        begun: deque[Future[Any]] = deque()
+        try:
+            while True:
+                for job in itertools.islice(coming, AHEAD * count - len(begun)):
+                    begun.append(pool.submit(do, job))
+                if not begun:
+                    return
+                yield begun.popleft().result()
+        except BrokenProcessPool as error:
+            raise RunFailed(
+                "a worker process died (most often because memory ran out); the same command begins again",
+                "run/worker",
+            ) from error
+        finally:
+            for future in begun:
+                future.cancel()
 
 
 def workers(imports: str) -> ForkServerContext | SpawnContext:

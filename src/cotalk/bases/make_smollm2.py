@@ -230,8 +230,8 @@ def write_text(
     if workers < 2 or len(jobs) < 2:
         found = [shard(text, form, *job) for job in jobs]
     else:
-        with processes.workers(__name__).Pool(min(workers, len(jobs)), _remember, (text, form)) as pool:
-            found = pool.map(_shard, jobs, chunksize=1)
+        state = (text, form)
+        found = list(processes.in_order(_shard, jobs, min(workers, len(jobs)), __name__, _remember, state))
     rows = [row for some, _ in found for row in some]
     say(f"text: {len(rows):,} rows")
     return rows, sum((lost for _, lost in found), Counter())

@@ -171,8 +171,7 @@ def _shards(settings: Settings, form: ChatFormat, shards: int, workers: int) -> 
     if workers < 2:
         yield from (_arrays(*state, number) for number in range(shards))
         return
-    with processes.workers(__name__).Pool(workers, initializer=_remember, initargs=state) as pool:
-        yield from pool.imap(_remembered_arrays, range(shards))
+    yield from processes.in_order(_remembered_arrays, range(shards), workers, __name__, _remember, state)
 
 
 _state: dict[str, tuple] = {}  # of a worker process

@@ -18,6 +18,7 @@ Left out: what is written about them (smollm2_text.py).
 from __future__ import annotations
 
 import functools
+import itertools
 import gzip
 import json
 import os
@@ -187,11 +188,9 @@ def _keep(chunk: int, others: float, kept_back: frozenset[str]) -> tuple[list[Pr
 def _in_processes(keep: Callable[[int], Any], count: int, workers: int) -> Iterator[Any]:
     """keep(0), keep(1), ... in order; a chunk keeps about half of its rows."""
     if workers < 2 or count < CHUNK:
-        yield from map(keep, range(count))
+        yield from map(keep, itertools.count())
         return
-    with processes.workers(__name__).Pool(min(workers, 1 + 2 * count // CHUNK)) as pool:
-        # enough for any share kept: what is not asked for is not waited for
-        yield from pool.imap(keep, range(4 + 4 * count // CHUNK))
+    yield from processes.in_order(keep, itertools.count(), min(workers, 1 + 2 * count // CHUNK), __name__)
 
 
 def repeats(problems: Sequence[Problem]) -> int:
