@@ -115,9 +115,10 @@ def keep(arguments: argparse.Namespace) -> int:
 
     written = kept(arguments.run, arguments.target)
     for scores in sorted((arguments.run / "scores").iterdir()):
-        runs = [
-            path for path in sorted(scores.glob("*.jsonl")) if path.name.count(".") == 1
-        ]  # no repeats, none greedy
+        # no repeats, none greedy; `causal` has folders of its own, of chats that are these with a message replaced
+        runs = [path for path in sorted(scores.glob("*.jsonl")) if path.name.count(".") == 1]
+        if not runs:
+            continue
         each = math.ceil(KEPT_CHATS / len(runs))
         lines = [
             line for path in runs for line in path.read_text(encoding="utf-8").split("\n")[:each] if line
