@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md from what the bench scripts measured (results/bench/*.jsonl).
+"""Writes the tables of docs/performance.md from what the bench scripts measured (results/bench/*.jsonl, a line a run).
 
 python scripts/performance_tables.py results/bench docs/performance.md
 """
@@ -96,11 +96,12 @@ def main() -> None:
         path = source / f"{make.__name__}.jsonl"
         if not path.is_file():
             continue
-        found = json.loads(path.read_text(encoding="utf-8").splitlines()[-1])
         before, rest = text.split(begin)
-        head = f"{found['date']}, {found['device']}, torch {found['torch']}, {found['shape']}:"
-        made = "\n".join([begin, head, "", *make(found)]).rstrip()
-        text = f"{before}{made}\n{end}{rest.split(end)[1]}"
+        made = [begin]
+        for found in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            head = f"{found['date']}, {found['device']}, torch {found['torch']}, {found['shape']}:"
+            made += [head, "", *make(found), ""]
+        text = f"{before}{chr(10).join(made).rstrip()}\n{end}{rest.split(end)[1]}"
     target.write_text(text, encoding="utf-8")
 
 

@@ -98,7 +98,8 @@ def solved(bars: list[Row], lines: list[Row], width: Width, narrow: bool = False
         )
     )
     layers += _seed_dots(shown, y, x_scale, down, answers=True)
-    return _sized(alt.layer(*layers), width, len(bars) * (46 if narrow else 34 if len(bars) < 10 else 25))
+    close = len(bars) >= 10 and all(row["lines"] == 1 for row in shown)
+    return _sized(alt.layer(*layers), width, len(bars) * (46 if narrow else 25 if close else 34))
 
 
 def measure(title: str, subtitle: str, rows: list[Row], width: Width) -> alt.TopLevelMixin:
