@@ -158,6 +158,24 @@ def test_a_model_that_is_nowhere_is_told_with_what_to_type(monkeypatch: pytest.M
         found("no/such.gguf", "cpu", "short")
 
 
+def test_settings_may_leave_out_what_is_as_shipped(tmp_path: Path) -> None:
+    path, shipped = tmp_path / "mine.toml", read_settings(SETTINGS, SETTINGS)
+    path.write_text("seed = 2\n[text.habits.self]\nasked = { all = 0.5, talk = 0.5 }\n[text.orders]\nABAB = 1.0\n")
+    found = read_settings(path, SETTINGS)
+    assert found["seed"] == 2 and found["training"] == shipped["training"]
+    habits, before = found["text"]["habits"], shipped["text"]["habits"]
+    assert habits["self"] == before["self"] | {"asked": {"all": 0.5, "talk": 0.5}}  # rates are given as a whole
+    assert habits["partner"] == before["partner"] and found["text"]["orders"] == {"ABAB": 1.0}
+    for wrong, told in {
+        "[text.habits.me]\nasked = { all = 1.0 }": r"\[text.habits\]: unknown me",
+        "training = 3": "training = 3; expected a table",
+        "seed = { a = 1 }": "expected a value such as 1",
+    }.items():
+        path.write_text(wrong)
+        with pytest.raises(BadInput, match=told):
+            read_settings(path, SETTINGS)
+
+
 def test_settings_with_other_keys_and_full_directories_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(SETTINGS.read_text().replace("warmup", "warm_up"))

@@ -392,7 +392,7 @@ class BaseCommand:
     out: Path | None = None
     """Where the model directory is written; bases/NAME if not given."""
     settings: Path | None = None
-    """A TOML with other settings; the package's own if not given."""
+    """A TOML with the settings that differ from the package's own."""
     device: str = "auto"
     """cpu, cuda or auto."""
     start: str = ""

@@ -1,4 +1,4 @@
-"""The settings of a base that is made here: a TOML file with the keys of the one that ships."""
+"""The settings of a base that is made here: a TOML file with some of the keys of the one that ships."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 
 from cotalk.errors import BadInput
 
+Table = dict[str, Any]
 
-def read_settings(path: Path, shipped: Path) -> dict[str, Any]:
-    """Reads settings. Raises BadInput when they cannot be read, or the keys of a table are not those of `shipped`."""
+
+def read_settings(path: Path, shipped: Path) -> Table:
+    """The settings of a file, with those of `shipped` for what it leaves out.
+
+    A table of numbers (the rates of one habit, say) is given as a whole or not at all. Raises BadInput when the file
+    cannot be read, or has a key that `shipped` has not.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -20,14 +26,23 @@ def read_settings(path: Path, shipped: Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise BadInput(f"settings {path} is no TOML: {error}", "make/settings") from error
-    wanted = tomllib.loads(shipped.read_text(encoding="utf-8"))
-    tables = [name for name in wanted if isinstance(wanted[name], dict)]
-    for name, inner in [("", wanted), *((name, wanted[name]) for name in tables)]:
-        given = table if not name else table.get(name, {})
-        if set(given) != set(inner):
-            raise BadInput(
-                f"settings {path}, {f'[{name}]' if name else 'the top'}: missing {sorted(set(inner) - set(given))}, "
-                f"unknown {sorted(set(given) - set(inner))}; expected the keys of {shipped}",
-                "make/settings",
-            )
-    return table
+    return _over(table, tomllib.loads(shipped.read_text(encoding="utf-8")), (), f"settings {path}", shipped)
+
+
+def _over(given: Table, whole: Table, at: tuple[str, ...], name: str, shipped: Path) -> Table:
+    """`whole` with what is given in its place; tables of tables key by key."""
+    where = f"[{'.'.join(at)}]" if at else "the top"
+    if unknown := sorted(set(given) - set(whole)):
+        raise BadInput(
+            f"{name}, {where}: unknown {', '.join(unknown)}; expected some of {', '.join(whole)}, as in {shipped}",
+            "make/settings",
+        )
+    found = dict(whole)
+    for key, value in given.items():
+        before = whole[key]
+        if isinstance(before, dict) != isinstance(value, dict):
+            kind = "a table" if isinstance(before, dict) else f"a value such as {before!r}"
+            raise BadInput(f"{name}, {where}: {key} = {value!r:.60}; expected {kind}", "make/settings")
+        deeper = isinstance(before, dict) and (not at or all(isinstance(each, dict) for each in before.values()))
+        found[key] = _over(value, before, (*at, key), name, shipped) if deeper else value
+    return found
