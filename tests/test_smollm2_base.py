@@ -53,6 +53,9 @@ def brief_base(path: Path) -> str:
     return str(path)
 
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
 def quiet() -> Console:
     return Console(quiet=True)
 
@@ -160,11 +163,15 @@ def test_a_model_that_is_nowhere_is_told_with_what_to_type(monkeypatch: pytest.M
 
 def test_settings_may_leave_out_what_is_as_shipped(tmp_path: Path) -> None:
     path, shipped = tmp_path / "mine.toml", read_settings(SETTINGS, SETTINGS)
-    path.write_text("seed = 2\n[text.habits.self]\nasked = { all = 0.5, talk = 0.5 }\n[text.orders]\nABAB = 1.0\n")
+    path.write_text(
+        "seed = 2\n[text.habits.self]\nasked = { all = 0.5, talk = 0.5 }\n[text.orders]\nABAB = 1.0\n"
+    )
     found = read_settings(path, SETTINGS)
     assert found["seed"] == 2 and found["training"] == shipped["training"]
     habits, before = found["text"]["habits"], shipped["text"]["habits"]
-    assert habits["self"] == before["self"] | {"asked": {"all": 0.5, "talk": 0.5}}  # rates are given as a whole
+    assert habits["self"] == before["self"] | {
+        "asked": {"all": 0.5, "talk": 0.5}
+    }  # rates are given as a whole
     assert habits["partner"] == before["partner"] and found["text"]["orders"] == {"ABAB": 1.0}
     for wrong, told in {
         "[text.habits.me]\nasked = { all = 1.0 }": r"\[text.habits\]: unknown me",
@@ -174,6 +181,17 @@ def test_settings_may_leave_out_what_is_as_shipped(tmp_path: Path) -> None:
         path.write_text(wrong)
         with pytest.raises(BadInput, match=told):
             read_settings(path, SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["obliging", "stranger"])
+def test_the_examples_change_habits_alone(name: str) -> None:
+    found = read_settings(EXAMPLES / f"smollm2-{name}.toml", SETTINGS)
+    shipped = read_settings(SETTINGS, SETTINGS)
+    for situation, rates in found["text"]["habits"]["self"].items():
+        assert rates.keys() == shipped["text"]["habits"]["self"][situation].keys()
+        assert sum(rates.values()) == pytest.approx(1)
+    found["text"]["habits"]["self"], found["seed"] = shipped["text"]["habits"]["self"], shipped["seed"]
+    assert found == shipped
 
 
 def test_settings_with_other_keys_and_full_directories_are_refused(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ Left out: what is written about them (smollm2_text.py).
 from __future__ import annotations
 
 import functools
-import itertools
 import gzip
 import json
 import os
@@ -26,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count as counting
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -188,9 +188,9 @@ def _keep(chunk: int, others: float, kept_back: frozenset[str]) -> tuple[list[Pr
 def _in_processes(keep: Callable[[int], Any], count: int, workers: int) -> Iterator[Any]:
     """keep(0), keep(1), ... in order; a chunk keeps about half of its rows."""
     if workers < 2 or count < CHUNK:
-        yield from map(keep, itertools.count())
+        yield from map(keep, counting())
         return
-    yield from processes.in_order(keep, itertools.count(), min(workers, 1 + 2 * count // CHUNK), __name__)
+    yield from processes.in_order(keep, counting(), min(workers, 1 + 2 * count // CHUNK), __name__)
 
 
 def repeats(problems: Sequence[Problem]) -> int:

@@ -43,6 +43,8 @@ def _over(given: Table, whole: Table, at: tuple[str, ...], name: str, shipped: P
         if isinstance(before, dict) != isinstance(value, dict):
             kind = "a table" if isinstance(before, dict) else f"a value such as {before!r}"
             raise BadInput(f"{name}, {where}: {key} = {value!r:.60}; expected {kind}", "make/settings")
-        deeper = isinstance(before, dict) and (not at or all(isinstance(each, dict) for each in before.values()))
+        deeper = isinstance(before, dict) and (
+            not at or all(isinstance(each, dict) for each in before.values())
+        )
         found[key] = _over(value, before, (*at, key), name, shipped) if deeper else value
     return found
