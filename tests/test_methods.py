@@ -343,23 +343,34 @@ def test_leave_one_out_pays_a_message_what_is_lost_without_it():
 # --- host ---
 
 
-def test_a_host_is_paid_its_own_answer_first_and_a_part_of_its_guests():
-    # A learns, B is a stranger. A's own 1, 0; B's 0, 1 at .1: worth 1, .1 at turn 0; its answer: its own, 1, 0
+def test_at_a_table_with_a_guest_all_is_paid_the_own_answer():
+    # A learns, B is a stranger. A's own 1, 0: worth 1, 0 at turn 0 and at turn 2, whatever B's answers are
     group = seats_group((1, 0), (0, 1), learners="A")
     Host(Config()).credit(group)
-    assert credits(group) == [[0.45, None, 0.5, None], [-0.45, None, -0.5, None]]
+    assert credits(group) == [[0.5, None, 0.5, None], [-0.5, None, -0.5, None]]
 
 
-def test_a_host_in_the_last_seat_is_paid_its_guest_only_up_to_the_guests_answer():
-    # B learns, A is a stranger who answers at turn 2. Turn 1: B's own + .1 x A's: 1.1, 0; turn 3: B's own: 1, 0
-    group = seats_group((1, 1), (0, 0), learners="B")
+def test_a_learner_in_the_last_seat_is_paid_its_own_answer_too():
+    group = seats_group((1, 1), (1, 0), learners="B")
     Host(Config()).credit(group)
-    assert credits(group) == [[None, 0.55, None, 0.5], [None, -0.55, None, -0.5]]
+    assert credits(group) == [[None, 0.5, None, 0.5], [None, -0.5, None, -0.5]]
 
 
-def test_among_learners_a_host_is_paid_as_later_pays():
+def test_among_learners_a_host_learns_its_answers_alone_and_the_others_as_later_pays():
     ours, theirs = seats_group((1, 0), (0, 1)), seats_group((1, 0), (0, 1))
-    Host(Config()).credit(ours)
+    host = Host(Config())
+    assert host.hosts == {"A"}  # guests sit in seat B
+    host.credit(ours)
+    GRPO(Config(paid="later")).credit(theirs)
+    assert credits(ours) == [[None, *each[1:]] for each in credits(theirs)]
+
+
+@pytest.mark.parametrize("pool", ["self, base", "self, A=base, B=base", "self"])
+def test_where_guests_may_take_any_seat_all_learn_from_each_other(pool: str):
+    ours, theirs = seats_group((1, 0), (0, 1)), seats_group((1, 0), (0, 1))
+    host = Host(Config(pool=pool))
+    assert host.hosts == set()
+    host.credit(ours)
     GRPO(Config(paid="later")).credit(theirs)
     assert credits(ours) == credits(theirs)
 
@@ -387,7 +398,7 @@ def test_the_defaults_are_the_ones_that_were_tested():
     assert (config.round_chats, config.most_chats, config.samples) == (8, 32, 0)
     assert (config.replay_share, config.replay_by) == (0.5, "nothing")
     assert (config.pool, config.snapshot_every, config.symmetries) == ("", 20, "")
-    assert Mixed.POOL == "self, base" and Host.HELP == 0.1 and AdaPublished.ROUNDS == 3
+    assert Mixed.POOL == "self, base" and AdaPublished.ROUNDS == 3
 
 
 def test_a_methods_own_pool_gives_way_to_the_configs():

@@ -374,11 +374,12 @@ class Host(GRPO):
     """Ours: a host learns from its guests. One partner a group, from a pool; each message paid what comes after it.
 
     Formula: the group's partner is drawn once from the pool, with a seat for it, so that all its chats met the same
-    strangers. Among learners, a message is paid the answers at or after its turn (`later`). At a table with a
-    stranger, a learner's answer is paid itself, and a message before it the learner's *own* answer and HELP times those
-    of the strangers that are still to come. Credit = worth less the mean worth, at that seat and turn, of the group's
-    chats in which the seat had heard as much (all the numbers that it lacks, or not): an answer that could not be right
-    is compared with its like only, and neither blamed for what it was not told nor praised for what it was.
+    strangers. At a table with a stranger all that a learner says is paid its *own* answer. Among learners a message is
+    paid the answers at or after its turn (`later`), but a seat that no guest ever takes (`hosts`) learns its answers
+    alone there: what it says before them it learns from guests. Credit = worth less the mean worth, at that seat and
+    turn, of the group's chats in which the seat had heard as much (all the numbers that it lacks, or not): an answer
+    that could not be right is compared with its like only, and neither blamed for what it was not told nor praised for
+    what it was.
     Paper: Other-Play (2003.02979), Fictitious Co-Play (2110.08176) for the pool; per-seat, per-turn groups AT-GRPO
     (2510.11062); a baseline may depend on all that came before the action (Williams 1992). What is paid is ours.
     Assumes: the pool holds partners that must be asked. As shipped, guests sit in seat B: A is the host.
@@ -387,26 +388,28 @@ class Host(GRPO):
     """
 
     POOL = "self*3, B=base*3, B=script:once*2, B=script:moody*2"
-    HELP = 0.1
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.pool = config.pool or self.POOL
+        guests = [entry.seat for entry in read_pool(self.pool) if entry.kind != "self"]
+        self.hosts = set(config.rules.seats) - set(guests) if guests and "" not in guests else set()
 
     def seat(self, group: Group, number: int, cast: Cast) -> dict[str, Player]:
         return seated(cast, self.seed, group.step, group.deal.task.id)
 
     def credit(self, group: Group) -> None:
-        fill(group.chats, self.paid_to_a_host, self.scaled, alike=informed)
+        fill(group.chats, paid_to_a_host, self.scaled, alike=informed)
+        for chat in group.chats:
+            if strangers(chat.players):
+                continue
+            for message in chat.messages:
+                if message.seat in self.hosts and not chat.rules.is_last(message.turn):
+                    message.credit = None
 
-    def paid_to_a_host(self, chat: Chat, message: Message) -> float:
-        if not strangers(chat.players):
-            return later(chat, message)
-        own_answer = chat.rewards[message.seat]
-        if chat.rules.is_last(message.turn):
-            return own_answer
-        helped = [chat.rewards[seat] for seat in due(chat, message.turn) if seat != message.seat]
-        return own_answer + self.HELP * sum(helped)
+
+def paid_to_a_host(chat: Chat, message: Message) -> float:
+    return own(chat, message) if strangers(chat.players) else later(chat, message)
 
 
 METHODS: dict[str, Any] = {
