@@ -157,7 +157,7 @@ def parser() -> argparse.ArgumentParser:
     one = command(study)
     one.add_argument("--base", required=True)
     one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--study", choices=("smollm2", "smollm2-methods"), default="smollm2")
+    one.add_argument("--study", choices=("smollm2", "smollm2-methods", "smollm2-partners"), default="smollm2")
     one.add_argument("--gsm8k", default="", help="GSM8K's directory: the published held-out problems instead")
     one.add_argument("--set", nargs="*", default=(), help="KEY=VALUE of the [run] table")
     one.add_argument("--seeds", nargs="*", type=int, default=())

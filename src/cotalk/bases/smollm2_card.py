@@ -23,11 +23,12 @@ from cotalk.study import Evaluate, Job, Study
 
 TALK = ("sends", "uses_above", "asks", "requests", "agrees_graded", "cut")
 ORDER = "ABAB"
-CARD = """---
+SMOLLM2 = """---
 license: apache-2.0
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
-# SmolLM2-135M, able to solve and indifferent about talking
+"""
+CARD = """# {start}, able to solve and indifferent about talking
 
 {start}, all {parameters:,} weights trained further by `cotalk base smollm2` on {rows:,} rows ({tokens:,} tokens,
 {learned:,} of them learned). It reads word problems of gsm_symbolic, works them out, and chats in the `{view}` view
@@ -145,7 +146,10 @@ def card(about: dict[str, Any], table: dict[str, Any]) -> str:
         "spoken": "\n".join(f"| {m['label']} | {' | '.join(_brief(m, n) for n in TALK)} |" for m in spoken),
         "habits": "\n".join(_habits(text["habits"])),
     }
-    return CARD.format(
+    head = (
+        SMOLLM2 if "SmolLM2-135M" in about["start"] else ""
+    )  # of another model the licence is not known here
+    return head + CARD.format(
         **about | told, order=ORDER, card_seed=CARD_SEED, chats=asked["chats"], temperature=asked["temperature"],
         message_tokens=text["message_tokens"], answer_tokens=text["answer_tokens"], talk=" | ".join(TALK),
         rule="---|" * len(TALK),
