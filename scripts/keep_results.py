@@ -18,7 +18,7 @@ MOST_BYTES = 3_000_000
 
 
 def keep(study: Path, target: Path) -> list[Path]:
-    """Copies into `target`, in place of what it held, and returns what it wrote."""
+    """Copies into `target`, in place of what was kept there before, and returns what it wrote."""
     if failed := [each for each in checks.check(study) if each.result == "fail"]:
         raise SystemExit(
             f"{study} fails {failed[0].name}: {failed[0].detail}. Expected a study that passes cotalk check."
@@ -27,9 +27,13 @@ def keep(study: Path, target: Path) -> list[Path]:
     size = sum(path.stat().st_size for path in outcomes)
     if size > MOST_BYTES:
         raise SystemExit(f"{study}/outcomes holds {size:,} bytes; expected at most {MOST_BYTES:,} to commit.")
-    shutil.rmtree(target, ignore_errors=True)
-    (target / "outcomes").mkdir(parents=True)
     kept = [study / "results.json", study / "report.html", *outcomes]
+    if missing := [path.name for path in kept if not path.is_file()]:
+        raise SystemExit(
+            f"{study} has no {missing[0]}: expected a study that came to its end, with its report."
+        )
+    shutil.rmtree(target / "outcomes", ignore_errors=True)
+    (target / "outcomes").mkdir(parents=True)
     return [Path(shutil.copyfile(path, target / path.relative_to(study))) for path in kept]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -27,8 +28,10 @@ from rich.console import Console
 from cotalk import report, results
 from cotalk.bases import make_smollm2, problems
 from cotalk.bases.settings import read_settings
-from cotalk.errors import BadInput, RunFailed
-from cotalk.jobs import run_study
+from cotalk.errors import BadInput, RunFailed, Stopped
+from cotalk.jobs import begin, run_study
+from cotalk.run import locked
+from cotalk.stack import ask_to_stop
 from cotalk.study import Study, cores, read_study
 
 TIME_IS_UP = 3  # the exit code: the same command goes on
@@ -64,8 +67,11 @@ def base(arguments: argparse.Namespace) -> int:
 def study(arguments: argparse.Namespace) -> int:
     found = the_study(arguments.base, arguments.gsm8k, arguments.set, arguments.seeds, arguments.study)
     try:
+        with locked(arguments.out):
+            for line in begin(found, arguments.out, arguments.force):
+                print(line)
         document = run_study(found, arguments.out, None, watch(found, until(arguments.minutes)))
-    except TimeIsUp:
+    except (TimeIsUp, Stopped):
         print(f"stopped; the same command goes on with {arguments.out}")
         return TIME_IS_UP
     console.print(results.table(document))
@@ -95,16 +101,19 @@ def the_study(
 
 
 def watch(found: Study, stop: float) -> Callable[[str, str, int, int, dict[str, Any]], None]:
-    """Prints a line now and then, and raises TimeIsUp past `stop`, where little is lost by it."""
+    """Prints a line now and then, and past `stop` has the study stop, with a checkpoint of every run."""
     every, began = found.config.checkpoint_every, time.monotonic()
+    asked: list[str] = []
 
     def told(job: str, phase: str, step: int, of: int, metrics: dict[str, Any]) -> None:
         trains = phase == "train"
         if not trains or step % every == 0 or step == 1:
             what = f"reward {metrics.get('reward', math.nan):.3f}" if trains else metrics.get("condition", "")
             print(f"{time.monotonic() - began:6.0f} s  {job:12} {phase} {step}/{of} {what}", flush=True)
-        if time.monotonic() > stop and (not trains or step % every == 1 % every):
-            raise TimeIsUp
+        if time.monotonic() > stop and not asked:
+            if not ask_to_stop():  # worker processes train: whoever ends them asks each of them
+                raise TimeIsUp
+            asked.append(job)  # once: a second signal would end all at once
 
     return told
 
@@ -114,6 +123,7 @@ def keep(arguments: argparse.Namespace) -> int:
     from keep_results import keep as kept
 
     written = kept(arguments.run, arguments.target)
+    shutil.rmtree(arguments.target / "chats", ignore_errors=True)
     for scores in sorted((arguments.run / "scores").iterdir()):
         # no repeats, none greedy; `causal` has folders of its own, of chats that are these with a message replaced
         runs = [path for path in sorted(scores.glob("*.jsonl")) if path.name.count(".") == 1]
@@ -159,6 +169,9 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--study", choices=("smollm2", "smollm2-methods", "smollm2-partners"), default="smollm2")
     one.add_argument("--gsm8k", default="", help="GSM8K's directory: the published held-out problems instead")
+    one.add_argument(
+        "--force", action="store_true", help="go on with other settings than --out was begun with"
+    )
     one.add_argument("--set", nargs="*", default=(), help="KEY=VALUE of the [run] table")
     one.add_argument("--seeds", nargs="*", type=int, default=())
     one.add_argument("--minutes", type=float, default=math.inf)

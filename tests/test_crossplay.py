@@ -147,6 +147,25 @@ def test_cross_seed_is_off_the_diagonal_and_its_ratio_is_to_the_diagonal():
     assert (ratio["n"], ratio["unit"]) == (3, "seeds")
 
 
+def test_a_ratio_that_one_seed_alone_defines_has_no_interval():
+    """Without the one seed that scores in self-play the ratio is 0 / 0: no number for results.json."""
+    runs = ["a", "b", "c"]
+    nothing = {f"{a}_{b}": (0.0, 0.0) for a in runs for b in runs}
+    found = cells(**nothing | {"a_a": (1.0, 1.0), "a_b": (1.0, 1.0)})
+    _, ratio = across(found, runs)
+    assert ratio["mean"] == pytest.approx(0.5) and ratio["low"] is None and ratio["high"] is None
+
+
+def test_two_rows_never_share_a_file():
+    names = ["base", "script:once", "model:bases/a_b", "model:bases_a/b", "model:bases_a_b", "oracle model:bases/a_b",
+             "model:C:/x", "open-17"]  # fmt: skip
+    assert len({crossplay.file_name(name) for name in names}) == len(names)
+    assert crossplay.file_name("oracle model:stranger") == "oracle model_stranger"
+    assert all(
+        "/" not in crossplay.file_name(name) and ":" not in crossplay.file_name(name) for name in names
+    )
+
+
 def test_two_seeds_give_no_interval_and_one_gives_no_number():
     found = cells(x_x=(1, 1), y_y=(1, 1), x_y=(0.5, 0.5), y_x=(0.5, 0.5))
     crossed, ratio = across(found, ["x", "y"])

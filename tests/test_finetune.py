@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from conftest import small_model
 from cotalk.bases import finetune as tuning
 from cotalk.bases.finetune import Masters, Pass, finetune, held_loss, learned_in, optimisers, passes, rate
 from cotalk.bases.smollm2_text import Row
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, Stopped
 
 TABLE = {
     "batch": 4, "tokens": 64, "optimiser": "adamw", "lr": 5e-3, "muon_lr": 0.01, "weight_decay": 0.0, "beta2": 0.95,
@@ -146,7 +147,26 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_weights(
     told: list[int] = []
     again = small_model(seed=5).to(dtype)  # whatever it held is replaced
     assert finetune(again, rows, table, state=state, tell=lambda step, of, loss: told.append(step))
-    assert told == [4, 5] and not state.exists()
+    assert told == [4, 5] and state.exists()  # until the model is written: then whoever wrote it removes this
+    for name, p in whole.named_parameters():
+        assert torch.equal(p, again.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_a_signal_stops_goes_on_to_the_same_weights(tmp_path: Path, number: int) -> None:
+    rows, state = some_rows(20), tmp_path / "state.safetensors"
+    whole, stopped, again = small_model(), small_model(), small_model(seed=5)
+    assert finetune(whole, rows, TABLE)
+    heard = signal.getsignal(number)
+
+    def tell(step: int, of: int, loss: float) -> None:
+        if step == 2:
+            signal.raise_signal(number)
+
+    with pytest.raises(Stopped) as error:
+        finetune(stopped, rows, TABLE, state=state, tell=tell)
+    assert error.value.code == 128 + number and state.is_file() and signal.getsignal(number) is heard
+    assert finetune(again, rows, TABLE, state=state)
     for name, p in whole.named_parameters():
         assert torch.equal(p, again.get_parameter(name)), name
 

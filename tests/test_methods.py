@@ -375,6 +375,17 @@ def test_where_guests_may_take_any_seat_all_learn_from_each_other(pool: str):
     assert credits(ours) == credits(theirs)
 
 
+def test_where_roles_are_drawn_a_host_is_compared_at_its_own_table_alone():
+    """Two chats of a group, the guest once in B and once in A: each is alone at its table, nothing to learn from."""
+    one, two = seats_group((1, 0), learners="A"), seats_group((0, 1), learners="B")
+    both = seats_group((1, 0), (0, 1))
+    both.chats[:] = [one.chats[0], two.chats[0]]
+    host = Host(Config(symmetries="roles"))
+    assert host.hosts == set()  # a guest may take any seat then
+    host.credit(both)
+    assert credits(both) == [[0.0, None, 0.0, None], [None, 0.0, None, 0.0]]
+
+
 def test_a_hosts_answer_is_compared_with_those_of_chats_that_had_heard_as_much():
     # told and right 1, told and wrong 0: +-.5; not told, so wrong: 0 and not -.33 (the mean of all three is .33)
     group = seats_group((1, 0), (0, 0), (0, 0), learners="A")

@@ -62,6 +62,16 @@ def pooled_run(path: Path, pool: str, **settings: Any) -> tuple[Run, Table]:
     return run, Table(HfEngine(stack, base.form.end_ids), found.engines)
 
 
+def test_runs_of_one_stack_load_another_base_once(tmp_path):
+    toy_base(tmp_path / "other")
+    pool = read_pool(f"self, model:{tmp_path / 'other'}")
+    stack, others = Stack(small_base().model, 4, 4, 8.0), {}
+    found = [Guests(pool, {"A": at, "B": at}, stack, 3, 20, tmp_path, others) for at in (1, 2)]
+    assert len(others) == 1
+    (one,), (two,) = (guests.engines.values() for guests in found)
+    assert one is two
+
+
 def finish(run: Run, table: Any) -> None:
     def failed(_: str, error: Exception) -> None:
         raise error

@@ -93,10 +93,11 @@ def test_what_is_not_evaluated_costs_nothing() -> None:
 
 
 def test_a_cross_play_matrix_counts_each_of_its_cells() -> None:
-    """Six runs, the base and a script: 8 x 8 cells less the script with itself, 5 tasks x 2 chats x 80 tokens each."""
+    """Three open runs (a closed one plays another game), the base and a script: 5 x 5 cells less the script with
+    itself, 5 tasks x 2 chats x 80 tokens each."""
     once = {"cross": 5, "cross_chats": 2, "guests": ["script:terse"]}
     more, less = (plan(made(evaluate=e), device="cpu").evaluation.sampled for e in (once, {}))
-    assert more - less == 63 * 5 * 2 * 80
+    assert more - less == 24 * 5 * 2 * 80
 
 
 def test_a_run_whose_chats_are_counted_ends_with_them_and_a_method_that_draws_more_is_named() -> None:

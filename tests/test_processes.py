@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +85,48 @@ def died(_: int) -> None:
 def test_a_process_that_dies_is_an_error_and_no_endless_wait():
     with pytest.raises(RunFailed, match="a worker process died"):
         list(processes.in_order(died, [1, 2, 3], 2, "cotalk.puzzles"))
+
+
+def slow(number: int) -> int:
+    time.sleep(60)
+    return number
+
+
+PARENT = """
+from cotalk import processes
+from test_processes import slow
+print("begun", flush=True)
+list(processes.in_order(slow, range(4), 2, "test_processes"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells whose children live")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_when_the_process_that_asked_for_them_is_killed(number: int):
+    where = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=os.environ | {"PYTHONPATH": where}, text=True,
+                              stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+    assert parent.stdout is not None and parent.stdout.readline() == "begun\n"
+    group, until = os.getpgid(parent.pid), time.monotonic() + 60
+    while len(members(group)) < 4 and time.monotonic() < until:  # itself, the server, two workers, a tracker
+        time.sleep(0.1)
+    time.sleep(0.5)
+    assert len(members(group)) >= 4
+    parent.send_signal(number)
+    parent.wait()
+    while members(group) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert members(group) == []
+
+
+def members(group: int) -> list[int]:
+    """Processes of a session that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(fields[3]) == group and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found

@@ -177,6 +177,10 @@ def test_settings_may_leave_out_what_is_as_shipped(tmp_path: Path) -> None:
         "[text.habits.me]\nasked = { all = 1.0 }": r"\[text.habits\]: unknown me",
         "training = 3": "training = 3; expected a table",
         "seed = { a = 1 }": "expected a value such as 1",
+        "seed = 1.5": "seed = 1.5; expected a value such as 1",
+        "[problems]\nheld = 'many'": "held = 'many'; expected a value such as 256",
+        "[text]\nclosed = 'x'": "closed = 'x'",
+        "[text.orders]\nABAB = 'often'": "ABAB",
     }.items():
         path.write_text(wrong)
         with pytest.raises(BadInput, match=told):
@@ -192,6 +196,16 @@ def test_the_examples_change_habits_alone(name: str) -> None:
         assert sum(rates.values()) == pytest.approx(1)
     found["text"]["habits"]["self"], found["seed"] = shipped["text"]["habits"]["self"], shipped["seed"]
     assert found == shipped
+
+
+def test_a_model_that_waits_to_be_measured_is_not_measured_under_other_settings(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    model = tmp_path / "base.making" / "model"
+    model.mkdir(parents=True)
+    shipped = read_settings(SETTINGS, SETTINGS)
+    (model / "cotalk_base.json").write_text(json.dumps({"settings": shipped | {"seed": 5}}))
+    with pytest.raises(BadInput, match="other settings"):
+        make(tmp_path / "base", None, "cpu", quiet())
 
 
 def test_settings_with_other_keys_and_full_directories_are_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from cotalk import results
 from cotalk.bases import problems
+from cotalk.stack import held
 from cotalk.study import Study, read_study
 from toy import toy_base
 
@@ -68,15 +70,16 @@ def test_gsm8k_is_played_on_the_published_problems_without_unseen_templates(
     assert found.evaluate == replace(read_study("smollm2").evaluate, unseen=0)
 
 
-def test_time_is_up_only_where_little_is_lost(script: ModuleType) -> None:
-    found = replace(read_study("smollm2"), config=replace(read_study("smollm2").config, checkpoint_every=10))
-    late, early = script.watch(found, -math.inf), script.watch(found, math.inf)
-    for step in (2, 9, 10, 20):
-        late("open-17", "train", step, 80, {})
-    for phase, step in (("train", 11), ("train", 1), ("evaluate", 1)):
-        early("open-17", phase, step, 80, {})
-        with pytest.raises(script.TimeIsUp):
-            late("open-17", phase, step, 80, {})
+def test_when_time_is_up_workers_are_ended_and_a_stack_is_asked_to_stop(script: ModuleType) -> None:
+    found = read_study("smollm2")
+    script.watch(found, math.inf)("open-17", "train", 11, 80, {})
+    with pytest.raises(script.TimeIsUp):  # nobody here holds signals: worker processes train
+        script.watch(found, -math.inf)("open-17", "train", 11, 80, {})
+    late = script.watch(found, -math.inf)
+    with held() as signals:
+        late("open-17", "train", 11, 80, {})
+        late("open-17", "train", 12, 80, {})  # asked once: a second signal would end all at once
+        assert signals.number == signal.SIGTERM
 
 
 @pytest.mark.slow

@@ -162,6 +162,22 @@ def _from_directory(directory: Path, dtype: str) -> tuple[Any, Any]:
         return _load(str(directory), expected, dtype, use_safetensors=True, local_files_only=True)
 
 
+def require(name: str) -> None:
+    """Refuses a base that is neither shipped, nor here, nor on the hub; loads no weights."""
+    from transformers import AutoConfig
+
+    if name in SHIPPED or Path(name).expanduser().exists():
+        return
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"base {name!r} is no directory or file here, nor found on the hub; expected a model directory, a .gguf "
+            "file, or a hub name (OWNER/MODEL)",
+            "base/missing",
+        ) from error
+
+
 @contextmanager
 def _bars(shown: bool) -> Iterator[None]:
     """transformers' own progress bars, for what is large only."""

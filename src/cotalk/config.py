@@ -61,6 +61,7 @@ OF_METHODS = {  # settings that only these methods read; a method of the user's 
     "most_chats": ("ada",),
     "replay_share": ("leave_one_out",),
     "replay_by": ("leave_one_out",),
+    "pool": ("grpo", "raft", "raft_published", "ada", "ada_published", "mixed", "leave_one_out", "host"),
     "paid": ("grpo", "ada", "ada_published", "mixed", "mixed_published"),
     "scale_rewards": ("grpo", "ada", "ada_published", "mixed", "mixed_published", "leave_one_out", "host"),
 }

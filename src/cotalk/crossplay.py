@@ -23,8 +23,10 @@ Left out: which study plays it (jobs.py), the picture (report.py).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,6 +81,13 @@ def sitters(runs: Mapping[str, tuple[str, int, Path]], guests: Sequence[str]) ->
     return found + [Sitter(e.name, e.kind) for e in dict.fromkeys(replace(e, weight=1.0) for e in entries)]
 
 
+def file_name(row: str) -> str:
+    """A row's name as a file's; a path gets a digest, so that no two rows share a file."""
+    plain = re.sub(r"[:/\\]", "_", row)
+    is_plain = plain.count("_") <= row.count("_") + 1 and not set("/\\") & set(row)
+    return plain if is_plain else f"{plain[-80:]}-{hashlib.sha256(row.encode()).hexdigest()[:8]}"
+
+
 @dataclass(frozen=True)
 class Matrix:
     """Who plays, what, and where it is written."""
@@ -94,7 +103,7 @@ class Matrix:
         return self.directory / "cross" / f"{len(self.heldout)}x{self.chats}"
 
     def path(self, row: str) -> Path:
-        return self.folder / f"{row.replace(':', '_').replace('/', '_')}.jsonl"
+        return self.folder / f"{file_name(row)}.jsonl"
 
     @property
     def size(self) -> str:
@@ -350,8 +359,8 @@ def _jackknifed(statistic: Any, n: int) -> Json | None:
     if not math.isfinite(mean):
         return None
     found: Json = {"mean": mean, "low": None, "high": None, "n": n, "unit": "seeds"}
-    if n >= 3:
-        left_out = np.array([statistic([i for i in everybody if i != out]) for out in everybody])
+    left_out = np.array([statistic([i for i in everybody if i != out]) for out in everybody if n >= 3])
+    if n >= 3 and np.isfinite(left_out).all():
         error = math.sqrt((n - 1) / n * float(((left_out - left_out.mean()) ** 2).sum()))
         half = stats._t(n - 1) * error
         found |= {"low": mean - half, "high": mean + half}

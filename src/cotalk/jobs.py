@@ -10,11 +10,8 @@ Left out: what a study is (study.py), the schema and statistics of results.json 
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import queue
 import signal
-import threading
 import time
 import tomllib
 import traceback
@@ -27,7 +24,7 @@ from typing import Any
 import torch
 
 from cotalk import causal, processes, results
-from cotalk.base import load_base, pick_device
+from cotalk.base import load_base, pick_device, require
 from cotalk.chat import Player
 from cotalk.checks import git_state
 from cotalk.config import Config
@@ -99,6 +96,9 @@ def _run_study(
     began = time.monotonic()
     begin(study, out)
     tasks = prepare(study.config, study.evaluate.perturbed, study.evaluate.unseen)
+    for guest in sitters({}, study.evaluate.guests if study.evaluate.cross else ()):
+        if guest.kind == "model":  # told now, not after training
+            require(guest.name.partition(":")[2])
     jobs = study.jobs()
     on_cpu = pick_device(study.config.device) == "cpu"
     workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
@@ -234,15 +234,16 @@ def _run_stack(
     )
     pair = choose(first.engine, stack, base.form.end_ids)
     lives: dict[str, Playing] = {}
-    engines: dict[str, Engine] = {}
+    others: dict[str, tuple[Player, Engine]] = {}  # other bases that sit with runs, each loaded once
     failures: dict[str, str] = {}
     for job in jobs:
         config, run = study.job_config(job), None
         if job.arm:
             how, pool, own, guests_at = tables[job.name]
             path = out / "runs" / job.name
-            guests = Guests(pool, own, stack, guests_at, config.snapshot_every, path) if pool else None
-            engines |= guests.engines if guests else {}
+            guests = (
+                Guests(pool, own, stack, guests_at, config.snapshot_every, path, others) if pool else None
+            )
             run = Run(
                 job.name, config, tasks.train, tasks.dev, base.form,
                 Learner(stack, own, config, pair.scorer(config.temperature)), how,
@@ -267,7 +268,9 @@ def _run_stack(
             return
 
     with held() as signals:
-        drive(lives, Table(pair.engine, engines), failed, signals)
+        drive(
+            lives, Table(pair.engine, {name: engine for name, (_, engine) in others.items()}), failed, signals
+        )
     return failures
 
 
@@ -314,10 +317,13 @@ def _life(
 def matrix_of(
     study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str], cross: int = 0, chats: int = 0
 ) -> Matrix:
-    """The cross-play matrix of a study's finished runs; cross, chats: its size, where it is not the study's own."""
+    """The cross-play matrix of a study's finished runs; cross, chats: its size, where it is not the study's own.
+
+    One game is played: arms with another order, view, channel or budgets than [run] (the closed one) are not in it.
+    """
     done = {
         job.name: (job.arm, job.seed, out / "runs" / job.name)
-        for job in study.jobs()
+        for job in study.crossed
         if job.seed is not None and job.name not in failures and RunDirectory(out / "runs" / job.name).done
     }
     heldout = tasks.heldout[: cross or study.evaluate.cross]
@@ -342,16 +348,10 @@ def play_matrix(
     """Plays rows of the matrix (and oracle rows) that are not on disk yet, as one stack."""
     config = study.config
     base = load_base(config.base, config.dtype, config.device, config.wording)
-    shape = [(c.rank, c.alpha, c.targets) for c in map(study.arm, study.arms)]
-    if len(set(shape)) > 1:
-        raise BadInput(
-            "cross-play puts all runs' adapters in one stack, and the arms differ in rank, alpha or targets: expected "
-            "one of each. Set cross = 0 in [evaluate]",
-            "study/one-stack",
-        )
-    rank, alpha, _ = shape[0]
-    targets = study.arm(next(iter(study.arms))).target_layers
-    stack = Stack(base.model, max(1, rows_needed(matrix)), rank, alpha, targets, base.name, base.sha256)
+    first = study.arm(next(iter(study.arms)))  # all arms have its rank, alpha and targets (Study)
+    stack = Stack(
+        base.model, max(1, rows_needed(matrix)), first.rank, first.alpha, first.target_layers, base.name, base.sha256
+    )  # fmt: skip
     players = Players(matrix, stack)
     grader = load_grader(config.grade) if config.grade else None
     lives: dict[str, Playing] = {}
@@ -449,7 +449,7 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
 def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent asks, with SIGTERM
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    processes.end_with_parent()
     try:
         while (job := owed.get()) is not None:
             told.put(
@@ -461,14 +461,6 @@ def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None
     except Stopped:
         told.cancel_join_thread()  # the parent listens no more
         raise
-
-
-def _end_with_parent() -> None:
-    """A worker must not outlive a killed study: the same command would then write the same files beside it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 # --- collecting ----------------------------------------------------------------------------------------------

@@ -393,13 +393,15 @@ class Host(GRPO):
         super().__init__(config)
         self.pool = config.pool or self.POOL
         guests = [entry.seat for entry in read_pool(self.pool) if entry.kind != "self"]
-        self.hosts = set(config.rules.seats) - set(guests) if guests and "" not in guests else set()
+        anywhere = not guests or "" in guests or "roles" in config.drawn
+        self.hosts = set() if anywhere else set(config.rules.seats) - set(guests)
 
     def seat(self, group: Group, number: int, cast: Cast) -> dict[str, Player]:
         return seated(cast, self.seed, group.step, group.deal.task.id)
 
     def credit(self, group: Group) -> None:
-        fill(group.chats, paid_to_a_host, self.scaled, alike=informed)
+        for chats in by_table(group.chats):  # one table, unless roles are drawn
+            fill(chats, paid_to_a_host, self.scaled, alike=informed)
         for chat in group.chats:
             if strangers(chat.players):
                 continue

@@ -146,14 +146,16 @@ class Guests:
     """A pool with its players, for one run whose own rows of the stack are `own` (seat -> row).
 
     Takes further rows of the stack from `first` on. `cast(...)` is the pool as it stands now: snapshots join it as they
-    are taken. `engines` are those of the model directories, by name, for `engines.Table`.
+    are taken. `others` are the model directories' players and engines, by name: runs of one stack that are given the
+    same dictionary share what is loaded.
     """
 
     def __init__(
-        self, pool: Sequence[Entry], own: Mapping[str, int], stack: Stack, first: int, every: int, directory: Path
+        self, pool: Sequence[Entry], own: Mapping[str, int], stack: Stack, first: int, every: int, directory: Path,
+        others: dict[str, tuple[Player, Engine]] | None = None,
     ):  # fmt: skip
         self.stack, self.seats, self._pool = stack, "".join(sorted(own)), pool
-        self.engines: dict[str, Engine] = {}
+        self.others = {} if others is None else others
         self.snapshots: Snapshots | None = None
         self._opened: dict[Entry, dict[str, Player]] = {}
         for entry in pool:
@@ -171,10 +173,17 @@ class Guests:
         if entry.kind == "adapter":
             return frozen(entry.name, Path(entry.of), self.seats, self.stack, first)
         if entry.kind == "model":
-            player, self.engines[entry.name] = another_base(entry.of, entry.name, str(self.stack.device))
+            if entry.name not in self.others:
+                self.others[entry.name] = another_base(entry.of, entry.name, str(self.stack.device))
+            player, _ = self.others[entry.name]
         else:
             player = BASE if entry.kind == "base" else Player(entry.name, script=script(entry.of))
         return dict.fromkeys(self.seats, player)
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """The other bases' engines by name, for `engines.Table`."""
+        return {name: engine for name, (_, engine) in self.others.items()}
 
     def cast(self, own: dict[str, Player]) -> Cast:
         """The pool as it stands."""

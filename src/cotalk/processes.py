@@ -55,7 +55,7 @@ def in_order(
         RunFailed: a process died.
     """
     coming = iter(jobs)
-    with ProcessPoolExecutor(count, workers(imports), remember, state) as pool:
+    with ProcessPoolExecutor(count, workers(imports), _begin, (remember, state)) as pool:
         begun: deque[Future[Any]] = deque()
         try:
             while True:
@@ -72,6 +72,27 @@ def in_order(
         finally:
             for future in begun:
                 future.cancel()
+
+
+def _begin(remember: Callable[..., None] | None, state: tuple[Any, ...]) -> None:
+    end_with_parent()
+    if remember:
+        remember(*state)
+
+
+def end_with_parent() -> None:
+    """From now on this worker ends when the process that asked for it does, however that ends.
+
+    One that outlived a killed study would write the same files beside the command that goes on.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def workers(imports: str) -> ForkServerContext | SpawnContext:

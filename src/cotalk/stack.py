@@ -61,6 +61,14 @@ def held() -> Iterator[Signals]:
         signals.release()
 
 
+def ask_to_stop() -> bool:
+    """Has the runs that play in this process stop where they next wait, with a checkpoint; False where none play."""
+    playing = isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), Signals)
+    if playing:
+        signal.raise_signal(signal.SIGTERM)
+    return playing
+
+
 def drive(
     runs: Mapping[str, Playing],
     engine: Engine,

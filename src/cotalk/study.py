@@ -42,6 +42,7 @@ from cotalk.crossplay import sitters
 from cotalk.errors import BadInput, brief
 from cotalk.evaluate import Condition, Pass, arm_conditions, base_conditions
 from cotalk.methods import method, pool_of
+from cotalk.scripts import script
 
 STUDIES = Path(__file__).parent / "studies"
 RANGES: dict[str, Range] = {  # of every number of [evaluate]
@@ -88,6 +89,10 @@ class Evaluate:
         for name in ("causal", "guests"):
             found = getattr(self, name)
             object.__setattr__(self, name, tuple(found) if isinstance(found, list) else found)
+            if isinstance(found, (list, tuple)) and (odd := [x for x in found if not isinstance(x, str)]):
+                raise BadInput(
+                    f"[evaluate] {name} holds {brief(odd[0])}: expected a list of words", "config/type"
+                )
         words = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of words"}
         for f in fields(self):
             found, kind = getattr(self, f.name), type(f.default)
@@ -95,7 +100,9 @@ class Evaluate:
                 raise BadInput(f"[evaluate] {f.name} = {brief(found)}: expected {words[kind]}", "config/type")
         for what in self.causal:
             Knockout((0,), what)
-        sitters({}, self.guests)
+        for guest in sitters({}, self.guests):
+            if guest.kind == "script":
+                script(guest.name.partition(":")[2])
         check_ranges(self, RANGES, "[evaluate] ")
 
 
@@ -173,6 +180,13 @@ class Study:
                 "as cross = 50",
                 "config/unused",
             )
+        shapes = {(c.rank, c.alpha, c.targets) for c in (self.arm(job.arm) for job in self.crossed)}
+        if self.evaluate.cross and len(shapes) > 1:
+            raise BadInput(
+                "cross-play puts all runs' adapters in one stack, and the arms differ in rank, alpha or targets: "
+                "expected one of each. Set cross = 0 in [evaluate]",
+                "study/one-stack",
+            )
         if self.evaluate.oracle and not self.config.dev_tasks:
             raise BadInput(
                 "[evaluate] oracle = true, but dev_tasks = 0: expected dev tasks to choose the scripted A on",
@@ -219,6 +233,11 @@ class Study:
     def jobs(self) -> list[Job]:
         return [*(Job(arm, seed) for seed in self.seeds for arm in self.arms), Job()]
 
+    @property
+    def crossed(self) -> list[Job]:
+        """The runs that a cross-play matrix seats: it is one game, so those with the rules of [run] (no closed arm)."""
+        return [j for j in self.jobs() if j.arm and self.arm(j.arm).rules == self.config.rules]
+
     def conditions(self) -> list[Condition]:
         own = [c for arm in self.arms for c in arm_conditions(arm, self.arm(arm), self.evaluate.partners)]
         plain = base_conditions() + own
@@ -244,7 +263,7 @@ class Study:
         """The messages that are replaced at test time in a job's team (none where nothing is heard)."""
         if not (job.arm and self.evaluate.causal) or self.arm(job.arm).channel == "closed":
             return []
-        return knockouts(self.config.order, self.evaluate.causal)
+        return knockouts(self.arm(job.arm).order, self.evaluate.causal)
 
     def work(self, job: Job) -> list[tuple[Condition, Pass]]:
         """The passes that a job plays, in order."""

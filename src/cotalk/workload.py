@@ -182,7 +182,7 @@ def matrix_play(study: Study) -> Play | None:
     """The cross-play matrix, every cell of it (an oracle's search apart); None when the study has none."""
     if not study.evaluate.cross:
         return None
-    runs = {job.name: (job.arm, job.seed or 0, Path()) for job in study.jobs() if job.arm}
+    runs = {job.name: (job.arm, job.seed or 0, Path()) for job in study.crossed}
     all_of = sitters(runs, study.evaluate.guests)
     config = study.config
     matrix = Matrix(Path(), all_of, (), study.evaluate.cross_chats, config)

@@ -33,7 +33,8 @@ from cotalk.bases.make_tiny import Muon
 from cotalk.bases.smollm2_text import Row
 from cotalk.decoder.attention import Spans, attend, attend_backward
 from cotalk.disk import write_atomically
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, Stopped
+from cotalk.stack import held
 
 ATTENTION = "cotalk_packed"
 Tell = Callable[[int, int, float], None]  # step, of, mean loss of the step
@@ -212,9 +213,11 @@ def finetune(
 
     Args:
         table: [training] of smollm2.toml.
-        state: where an unfinished training is kept; one of other rows or settings is refused.
+        state: where an unfinished training is kept; one of other rows or settings is refused. The caller removes it.
         until: of time.monotonic(); past it, the state is written and False returned.
         steps: at most so many in all (with the schedule of the whole), for a look.
+
+    Raises Stopped after SIGINT or SIGTERM, with the state written.
     """
     device = next(model.parameters()).device
     masters = Masters(model)
@@ -225,10 +228,12 @@ def finetune(
     step = load_state(state, masters, chosen, named) if state else 0
     model.train()
     last: tuple[int, torch.Tensor] | None = None  # told while the device works on the next step
-    with _packed(model), _deterministic(device):
+    with held() as signals, _packed(model), _deterministic(device):
         while step < min(total, steps or total):
-            if time.monotonic() > until and state:
+            if state and (signals.number or time.monotonic() > until):
                 save_state(state, step, masters, chosen, named)
+                if signals.number:
+                    raise Stopped(128 + signals.number)
                 return False
             step += 1
             batch = rows[(step - 1) * table["batch"] : step * table["batch"]]
@@ -242,8 +247,6 @@ def finetune(
     if last:
         tell(last[0], total, float(last[1]))
     model.eval()
-    if state:
-        state.unlink(missing_ok=True)
     return True
 
 

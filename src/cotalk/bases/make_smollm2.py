@@ -81,6 +81,12 @@ def make(
             return False
         del base
     about = json.loads((model / "cotalk_base.json").read_text(encoding="utf-8"))
+    if about["settings"] != table:
+        raise BadInput(
+            f"{making} holds a model that was made with other settings: expected the same; remove it, or use another "
+            "--out",
+            "make/state",
+        )
     say("measuring")
     began = time.monotonic()
     measured = measure(model, table, device, making / "measure", say)
@@ -141,8 +147,9 @@ def _train(
     refused: Counter[str] = Counter()
     for at, (some, passes, _) in enumerate(sources.values()):
         seed = (table["seed"], at)
-        more, lost = write_text(text, base.form, some[:-kept], passes, seed, workers, say)
-        last, _ = write_text(text, base.form, some[-kept:], 1, (table["seed"], at, 1), 1, say)
+        at_end = len(some) - kept
+        more, lost = write_text(text, base.form, some[:at_end], passes, seed, workers, say)
+        last, _ = write_text(text, base.form, some[at_end:], 1, (table["seed"], at, 1), 1, say)
         rows, held, refused = rows + more, held + last, refused + lost
     order = np.random.default_rng(table["seed"]).permutation(len(rows))
     rows = [rows[i] for i in order]
@@ -187,6 +194,7 @@ def _train(
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }  # fmt: skip
     write_atomically(making / "model" / "cotalk_base.json", json.dumps(about, indent=2) + "\n")
+    state.unlink(missing_ok=True)  # only now: until here the model is nowhere else
     return True
 
 

@@ -22,6 +22,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -242,9 +243,13 @@ def write(problems: Iterable[Problem], path: Path) -> None:
     """JSON lines (packed where the name ends in .gz): {"id", "facts", "question", "gold", "template", "solution"}."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(aside, "wt") if path.suffix == ".gz" else aside.open("w", encoding="utf-8") as file:
+    with _opened(aside, "wt", path.suffix == ".gz") as file:
         file.writelines(json.dumps(_row(problem), ensure_ascii=False) + "\n" for problem in problems)
     os.replace(aside, path)
+
+
+def _opened(path: Path, mode: str, packed: bool) -> Any:
+    return gzip.open(path, mode, encoding="utf-8") if packed else path.open(mode, encoding="utf-8")
 
 
 def _row(problem: Problem) -> dict[str, Any]:
@@ -257,10 +262,10 @@ def read(path: Path, count: int | None = None) -> list[Problem]:
     """The first `count` problems of what `write` wrote. BadInput names file and line of what is not so."""
     problems = []
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with _opened(path, "rt", path.suffix == ".gz") as file:
             for number, line in enumerate(islice(file, count), start=1):
                 problems.append(_problem(line, f"{path}:{number}"))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInput(
             f"rows {path} cannot be read ({error}); expected what --draw writes", "make/rows"
         ) from error

@@ -29,6 +29,17 @@ def read_settings(path: Path, shipped: Path) -> Table:
     return _over(table, tomllib.loads(shipped.read_text(encoding="utf-8")), (), f"settings {path}", shipped)
 
 
+def _alike(value: Any, before: Any) -> bool:
+    """Whether a value is of the kind that ships: a whole number stands for any number, not the other way round."""
+    if isinstance(before, dict):
+        return not _numbers(before) or _numbers(value)
+    return type(value) is type(before) or (type(before) is float and type(value) is int)
+
+
+def _numbers(table: Table) -> bool:
+    return all(type(each) in (int, float) for each in table.values())
+
+
 def _over(given: Table, whole: Table, at: tuple[str, ...], name: str, shipped: Path) -> Table:
     """`whole` with what is given in its place; tables of tables key by key."""
     where = f"[{'.'.join(at)}]" if at else "the top"
@@ -46,5 +57,10 @@ def _over(given: Table, whole: Table, at: tuple[str, ...], name: str, shipped: P
         deeper = isinstance(before, dict) and (
             not at or all(isinstance(each, dict) for each in before.values())
         )
+        if not deeper and not _alike(value, before):
+            raise BadInput(
+                f"{name}, {where}: {key} = {value!r:.60}; expected a value such as {before!r:.60}",
+                "make/settings",
+            )
         found[key] = _over(value, before, (*at, key), name, shipped) if deeper else value
     return found
