@@ -3,7 +3,7 @@
     cotalk quickstart
     python scripts/keep_results.py runs/quickstart results/quickstart
 
-Chats, metrics and adapters stay where they are. Refuses a study that `cotalk check` fails, and outcomes over 3 MB.
+Chats, metrics and adapters stay where they are. Refuses a study that `cotalk check` fails, and outcomes over 4 MB.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cotalk import checks
 
-MOST_BYTES = 3_000_000
+MOST_BYTES = 4_000_000
 
 
 def keep(study: Path, target: Path) -> list[Path]:
