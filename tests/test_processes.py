@@ -100,6 +100,7 @@ list(processes.in_order(slow, range(4), 2, "test_processes"))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells whose children live")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_workers_end_when_the_process_that_asked_for_them_is_killed(number: int):
