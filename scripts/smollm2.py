@@ -8,7 +8,7 @@
     PYTHONPATH=src python scripts/smollm2.py keep  /tmp/run/study results/smollm2
 
 `base` and `study` stop cleanly after --minutes (exit code 3): the same command goes on, until it ends with 0. A study
-stops just after a checkpoint of its runs, or after a pass of its evaluation. docs/bases.md has the rest.
+stops where its runs next wait, each with a checkpoint. docs/bases.md has the rest.
 """
 
 from __future__ import annotations

@@ -378,6 +378,17 @@ def test_a_study_with_cross_play_fills_its_matrix_and_evaluate_cross_fills_the_w
 
 
 @pytest.mark.slow
+def test_a_matrix_has_the_rank_of_the_runs_that_it_seats(toml: Path, tmp_path: Path, here: None) -> None:
+    """The study's first arm plays another game, with adapters of another rank: no row of the matrix's stack."""
+    text = toml.read_text().replace(
+        "[arms.open]", "[arms.apart]\nchannel = 'closed'\nrank = 2\n\n[arms.open]"
+    )
+    toml.write_text(text.replace("[evaluate]", "[evaluate]\ncross = 2"))
+    found = run_study(read_study(str(toml)), tmp_path / "out")["cross_play"]
+    assert [player["name"] for player in found["players"]] == ["open-17", "open-18", "base"]
+
+
+@pytest.mark.slow
 def test_cross_play_of_a_run_that_failed_is_played_when_it_succeeds(
     toml: Path, tmp_path: Path, here: None
 ) -> None:

@@ -348,7 +348,8 @@ def play_matrix(
     """Plays rows of the matrix (and oracle rows) that are not on disk yet, as one stack."""
     config = study.config
     base = load_base(config.base, config.dtype, config.device, config.wording)
-    first = study.arm(next(iter(study.arms)))  # all arms have its rank, alpha and targets (Study)
+    seated = study.crossed  # all of one rank, alpha and targets (Study)
+    first = study.arm(seated[0].arm) if seated else study.config
     stack = Stack(
         base.model, max(1, rows_needed(matrix)), first.rank, first.alpha, first.target_layers, base.name, base.sha256
     )  # fmt: skip

@@ -359,12 +359,9 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
         told = f"{device}{shared}"
         tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"all calls that ended, {told}".rstrip(", ")))
     if is_number(cost.get("training_seconds")):
-        at_once = (
-            ", though they shared the card" if on_gpu else ""
-        )  # a step of the stack counts for every run in it
-        tiles.append(
-            ("Training alone", words.minutes(cost["training_seconds"]), f"summed over runs{at_once}")
-        )
+        # on a GPU a step of the stack counts for every run in it
+        counted = "summed over runs, though they shared the card" if on_gpu else "summed over runs"
+        tiles.append(("Training alone", words.minutes(cost["training_seconds"]), counted))
     if is_number(cost.get("training_tokens_sampled")):
         tiles.append(("Tokens sampled", f"{cost['training_tokens_sampled']:,}", "in training"))
     price = price if price is not None else cost.get("price_per_hour")
