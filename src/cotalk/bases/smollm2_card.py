@@ -146,9 +146,8 @@ def card(about: dict[str, Any], table: dict[str, Any]) -> str:
         "spoken": "\n".join(f"| {m['label']} | {' | '.join(_brief(m, n) for n in TALK)} |" for m in spoken),
         "habits": "\n".join(_habits(text["habits"])),
     }
-    head = (
-        SMOLLM2 if "SmolLM2-135M" in about["start"] else ""
-    )  # of another model the licence is not known here
+    # of another model the licence is not known here
+    head = SMOLLM2 if "SmolLM2-135M" in about["start"] else ""
     return head + CARD.format(
         **about | told, order=ORDER, card_seed=CARD_SEED, chats=asked["chats"], temperature=asked["temperature"],
         message_tokens=text["message_tokens"], answer_tokens=text["answer_tokens"], talk=" | ".join(TALK),
