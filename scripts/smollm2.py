@@ -70,7 +70,7 @@ def study(arguments: argparse.Namespace) -> int:
         with locked(arguments.out):
             for line in begin(found, arguments.out, arguments.force):
                 print(line)
-        document = run_study(found, arguments.out, None, watch(found, until(arguments.minutes)))
+        document = run_study(found, arguments.out, arguments.workers, watch(found, until(arguments.minutes)))
     except (TimeIsUp, Stopped):
         print(f"stopped; the same command goes on with {arguments.out}")
         return TIME_IS_UP
@@ -174,6 +174,7 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--set", nargs="*", default=(), help="KEY=VALUE of the [run] table")
     one.add_argument("--seeds", nargs="*", type=int, default=())
+    one.add_argument("--workers", type=int, default=0, help="GPUs to share the runs out over")
     one.add_argument("--minutes", type=float, default=math.inf)
     one = command(keep)
     one.add_argument("run", type=Path)

@@ -29,6 +29,7 @@ from cotalk.checks import (
     text_of,
 )
 from cotalk.cli import main
+from cotalk.collect import collect as from_files
 from cotalk.config import toml_table
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
@@ -872,6 +873,6 @@ def test_a_real_run_and_a_real_study_leave_what_the_checks_look_at(tmp_path: Pat
     out, tasks = tmp_path / "study", jobs.prepare(plan.config)
     jobs.begin(plan, out)
     assert jobs.run_jobs(plan, out, tasks, plan.jobs(), lambda *_: None) == {}
-    jobs.collect(plan, out, tasks, {}, 1.0, 1)
+    from_files(plan, out, tasks, {}, 1.0, 1)
     empty = {each.name for each in check(out) if each.n == 0 and each.result == "fail"}
     assert empty == set()

@@ -224,11 +224,14 @@ def toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here() -> Iterator[None]:
     """All jobs as one stack in this process, as on a GPU: faults are made here."""
 
-    def stacked(study: Any, out: Path, tasks: Any, owed: Any, workers: int, progress: Any) -> dict[str, str]:
-        return jobs.run_jobs(study, out, tasks, owed, progress)
+    def stacked(
+        plays: Any, what: Any, shared: Any, workers: int, gpus: bool, progress: Any
+    ) -> dict[str, str]:
+        found: dict[str, str] = plays(*what, [job for share in shared for job in share], progress)
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "_in_workers", stacked)
+        patch.setattr(jobs, "in_workers", stacked)
         yield
 
 

@@ -321,6 +321,21 @@ def test_the_quickstart_is_planned_within_a_quarter_of_what_it_took() -> None:
     assert step.seconds == pytest.approx(0.52, rel=0.25)
 
 
+def test_two_gpus_take_half_the_runs_each_and_hold_no_more() -> None:
+    study = read_study("talk-to-solve", {"base": "Qwen/Qwen2.5-1.5B-Instruct", "tasks": "gsm_symbolic"})
+    one, two = (plan(study, device="cuda", workers=n, card_gib=139.8) for n in (0, 2))
+    assert (one.workers, two.workers) == (1, 2)
+    assert one.minutes and two.minutes and one.step and two.step
+    assert (
+        0.5 < two.minutes[0] / one.minutes[0] < 0.7
+    )  # loading and the few rows of a small batch do not halve
+    assert 0.5 < two.step[0].seconds / one.step[0].seconds < 0.7
+    assert two.memory["base"] == one.memory["base"]
+    assert two.memory["adapters and optimisers"] < one.memory["adapters and optimisers"]
+    assert "2 H200 with engine fast" in dict(two.lines())["expected"]
+    assert (one.training, one.evaluation, one.rows) == (two.training, two.evaluation, two.rows)
+
+
 @pytest.mark.slow
 def test_more_work_takes_longer_and_more_workers_take_less(tmp_path: Path) -> None:
     run = RUN | {"base": saved(tmp_path)}

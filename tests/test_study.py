@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from cotalk import cli, jobs, results, study
+from cotalk import cli, collect, jobs, results, study, workers
 from cotalk.config import Config
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Pass
@@ -268,12 +269,16 @@ def toml(tmp_path: Path) -> Path:
     return path
 
 
+def together(plays: Any, what: Any, shared: Any, workers: int, gpus: bool, progress: Any) -> dict[str, str]:
+    """What workers would be given, in this process and as one stack."""
+    found: dict[str, str] = plays(*what, [job for share in shared for job in share], progress)
+    return found
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs as one stack in this process, as on a GPU: no workers are started."""
-    monkeypatch.setattr(
-        jobs, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
-    )
+    monkeypatch.setattr(jobs, "in_workers", together)
 
 
 def files(out: Path) -> dict[str, Any]:
@@ -303,9 +308,7 @@ def test_two_workers_give_what_one_stack_of_all_runs_gives(toml: Path, tmp_path:
     told: list[tuple] = []
     run_study(found, tmp_path / "two", 2, lambda *what: told.append(what[:4]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            jobs, "_in_workers", lambda s, out, tasks, jobs, workers, p: run_jobs(s, out, tasks, jobs, p)
-        )
+        patch.setattr(jobs, "in_workers", together)
         run_study(found, tmp_path / "one", 1)
     two, one = files(tmp_path / "two"), files(tmp_path / "one")
     for part in two:
@@ -423,16 +426,16 @@ def test_settings_of_a_base_are_laid_over_run_where_the_base_is_that_one() -> No
 
 def test_a_study_that_goes_on_adds_to_what_it_cost_and_keeps_its_price(tmp_path: Path) -> None:
     found = read_study("quickstart")
-    first = jobs.cost(found, tmp_path, 100.0, 2, price=3.0)
+    first = collect.cost(found, tmp_path, 100.0, 2, price=3.0)
     assert (first["seconds"], first["price_per_hour"]) == (100.0, 3.0)
-    assert "price_per_hour" not in jobs.cost(found, tmp_path, 100.0, 2)
+    assert "price_per_hour" not in collect.cost(found, tmp_path, 100.0, 2)
     document = json.loads(Path("results/quickstart/results.json").read_text())
     results.write(tmp_path / "results.json", document | {"cost": first})
-    again = jobs.cost(found, tmp_path, 1.5, 2)
+    again = collect.cost(found, tmp_path, 1.5, 2)
     assert (again["seconds"], again["price_per_hour"]) == (101.5, 3.0)
-    assert jobs.cost(found, tmp_path, 1.5, 2, price=0.0)["price_per_hour"] == 0.0
+    assert collect.cost(found, tmp_path, 1.5, 2, price=0.0)["price_per_hour"] == 0.0
     (tmp_path / "results.json").write_text("{")
-    assert jobs.cost(found, tmp_path, 1.5, 2)["seconds"] == 1.5
+    assert collect.cost(found, tmp_path, 1.5, 2)["seconds"] == 1.5
 
 
 FAILING = """
@@ -551,9 +554,9 @@ class Told:
 
 def test_a_worker_that_dies_without_a_word_ends_the_study() -> None:
     with pytest.raises(RunFailed, match="exit code -9"):
-        jobs._listen([process(-9), process(None)], Told(("end",)), lambda *_: None)
+        workers._listen([process(-9), process(None)], Told(("end",)), lambda *_: None)
     with pytest.raises(RunFailed, match="exit code 0"):
-        jobs._listen([process(0), process(0)], Told(("end",)), lambda *_: None)
+        workers._listen([process(0), process(0)], Told(("end",)), lambda *_: None)
 
 
 def test_what_workers_say_is_passed_on() -> None:
@@ -565,10 +568,76 @@ def test_what_workers_say_is_passed_on() -> None:
         ("failures", {"b": "y"}),
         ("end",),
     )
-    assert jobs._listen([process(None)] * 2, told, lambda *what: seen.append(what)) == {"a": "x", "b": "y"}
+    assert workers._listen([process(None)] * 2, told, lambda *what: seen.append(what)) == {"a": "x", "b": "y"}
     assert seen == [("open-17", "train")]
     with pytest.raises(BadInput, match="no such base"):
-        jobs._listen([process(None)], Told(("error", BadInput("no such base"))), lambda *_: None)
+        workers._listen([process(None)], Told(("error", BadInput("no such base"))), lambda *_: None)
+
+
+GPU_SHARES = [
+    (Job("open", 1), Job("open", 3), Job("closed", 2), Job()),
+    (Job("open", 2), Job("closed", 1), Job("closed", 3)),
+]
+
+
+def test_several_gpus_share_the_seeds_of_every_arm_and_a_cpus_workers_take_job_after_job() -> None:
+    found = study_from(
+        "toy", {"seeds": [1, 2, 3], "arms": {"open": {}, "closed": {}}}, None, None, "toy.toml"
+    ).jobs()
+    assert [tuple(share) for share in workers.shares(found, 2, gpus=True)] == GPU_SHARES
+    assert len(workers.shares(found, 9, gpus=True)) == 7  # a GPU without a job is none
+    assert workers.shares(found, 2, gpus=False) == [[job] for job in found]
+
+
+def test_how_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [workers.how_many(asked, "cpu", 3) for asked in (0, 2, 9)] == [3, 2, 3]
+    assert [workers.how_many(asked, "cuda", 3) for asked in (0, 1, 2)] == [1, 1, 2]
+    assert workers.how_many(1, "cuda:1", 3) == 1
+    with pytest.raises(BadInput, match="--workers 3: torch sees 2 GPU"):
+        workers.how_many(3, "cuda", 7)
+    with pytest.raises(BadInput, match='device = "cuda:1", which is one GPU'):
+        workers.how_many(2, "cuda:1", 7)
+
+
+def test_one_gpu_is_one_stack_of_this_process_and_two_are_two_shares(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which way a study goes on GPUs; what is played there, tests/gpu has."""
+    ways: list[Any] = []
+    monkeypatch.setattr(jobs, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr(jobs, "run_jobs", lambda s, o, t, owed, p: ways.append(("here", owed)) or {})
+    monkeypatch.setattr(
+        jobs, "in_workers", lambda do, what, shared, n, gpus, p: ways.append((n, gpus, shared)) or {}
+    )
+    found = read_study(str(toml))
+    tasks = prepare(found.config)
+    for count in (1, 2, 9):
+        jobs._shared_out(found, tmp_path, tasks, found.jobs(), count, lambda *_: None)
+    assert ways[0] == ("here", found.jobs())
+    assert [way[:2] for way in ways[1:]] == [(2, True), (5, True)]  # four runs and the base
+    for _, _, shared in ways[1:]:
+        assert sorted(str(job) for share in shared for job in share) == sorted(map(str, found.jobs()))
+
+
+@pytest.mark.slow
+def test_shares_in_two_processes_give_what_one_stack_gives(toml: Path, tmp_path: Path) -> None:
+    """A stack a process, as on two GPUs, here on a CPU; begun so, and ended by the study's command."""
+    found = read_study(str(toml))
+    tasks = prepare(found.config)
+    jobs.begin(found, tmp_path / "shared")
+    shared = workers.shares(found.jobs(), 2, gpus=True)
+    assert {len(share) for share in shared} == {2, 3}
+    what = (found, tmp_path / "shared", tasks)
+    assert workers.in_workers(run_jobs, what, shared, 2, False, lambda *_: None) == {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "in_workers", together)
+        run_study(found, tmp_path / "shared", 1)
+        run_study(found, tmp_path / "one", 1)
+    two, one = files(tmp_path / "shared"), files(tmp_path / "one")
+    for part in two:
+        assert two[part] == one[part], part
 
 
 def children(pid: int) -> list[int]:

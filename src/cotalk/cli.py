@@ -40,7 +40,7 @@ class Quickstart:
     fast: bool = False
     """A shorter one (4 steps, 2 seeds, 24 tasks): shows that everything works, teaches nothing."""
     workers: int = 0
-    """Worker processes on a CPU; 0: one a core."""
+    """Worker processes on a CPU, 0: one a core; or GPUs to share the runs out over, 0: one."""
     price: float | None = None
     """Of an hour of the device: results.json and the report tell what the study cost."""
     force: bool = False
@@ -90,7 +90,7 @@ class StudyCommand:
     card_gib: float | None = None
     """Memory of the GPU that the plan is for, where it is not this machine's (H200: 139.8, H100: 79.1)."""
     workers: int = 0
-    """Worker processes on a CPU; 0: one a core."""
+    """Worker processes on a CPU, 0: one a core; or GPUs to share the runs out over, 0: one."""
     force: bool = False
     """Where --out holds other settings: tell what they make worthless, set that aside, and go on."""
 
@@ -518,14 +518,16 @@ def _run(study: Any, out: Path, workers: int, price: float | None, force: bool =
     from cotalk.live import Live
     from cotalk.plan import plan, show
     from cotalk.run import locked
+    from cotalk.workers import how_many
 
-    device = "cpu" if pick_device(study.config.device) == "cpu" else "cuda"
-    show(plan(study, price, device=device, workers=workers), console)
+    device = pick_device(study.config.device)
+    workers = how_many(workers, device, len(study.jobs()))
+    show(plan(study, price, device="cpu" if device == "cpu" else "cuda", workers=workers), console)
     with locked(out):
         for told in begin(study, out, force):
             console.print(told, highlight=False, markup=False, soft_wrap=True)
     with Live(out, console):
-        document = run_study(study, out, workers or None, price=price)
+        document = run_study(study, out, workers, price=price)
     console.print(results.table(document))
     for line in reliability.told(document["reliability"]):
         console.print(line, highlight=False)

@@ -133,6 +133,7 @@ REMEDIES = {
     "adapter/not-finite": "The adapter holds NaN or infinity: take an earlier one.",
     "device/unknown": 'Use "auto", "cpu", "cuda" or "cuda:0".',
     "device/missing": "There is no such GPU here: use `--device cpu`, or see what torch finds.",
+    "device/workers": "A worker has one GPU: lower `--workers`, or give more GPUs (`CUDA_VISIBLE_DEVICES`).",
     "package/missing": "Install the package with the command in the message.",
     "package/version": "Install the version that the message names.",
     # the command line

@@ -1,40 +1,36 @@
-"""Running a study: its jobs, the stack or the worker processes that play them, and results.json out of their files.
+"""Running a study: its jobs, and the stacks that play them.
 
 A job is a generator that trains one arm with one seed and then plays its held-out conditions (the base's job only
-plays). On a GPU all jobs share one stack in this process. On a CPU, where a tiny model is bound by arithmetic,
-single-thread worker processes take one job after another, each a stack of its own, with the same results. Every
-job's files are its own, so a study resumes as its runs do.
+plays). On a GPU all jobs share one stack in this process, or, with `--workers`, a stack on each of several GPUs. On a
+CPU, where a tiny model is bound by arithmetic, single-thread worker processes take one job after another, each a stack
+of its own, with the same results. Every job's files are its own, so a study resumes as its runs do.
 
-Left out: what a study is (study.py), the schema and statistics of results.json (results.py, stats.py).
+Left out: what a study is (study.py), the worker processes (workers.py), results.json out of the files (collect.py).
 """
 
 from __future__ import annotations
 
-import queue
-import signal
 import time
 import tomllib
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from cotalk import causal, processes, results
+from cotalk import causal, results
 from cotalk.base import load_base, pick_device, require
 from cotalk.chat import Player
-from cotalk.checks import git_state
+from cotalk.collect import collect
 from cotalk.config import Config
-from cotalk.crossplay import Matrix, Players, play_oracle, play_row, rows_needed, sitters, summary
+from cotalk.crossplay import Matrix, Players, play_oracle, play_row, rows_needed, sitters
 from cotalk.deal import Deal
 from cotalk.disk import write_atomically
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
-from cotalk.errors import BadInput, DiskFailed, OutOfMemory, RunFailed, Stopped
-from cotalk.evaluate import Evaluation, evaluate, read_score
+from cotalk.errors import BadInput, DiskFailed, OutOfMemory
+from cotalk.evaluate import Evaluation, evaluate
 from cotalk.grade import load_grader
 from cotalk.learner import Learner
 from cotalk.lora import Stack
@@ -42,15 +38,12 @@ from cotalk.methods import Method, method, pool_of
 from cotalk.partners import Entry, Guests, rows_of_pool
 from cotalk.perturb import perturb_deals
 from cotalk.plan import needs
-from cotalk.reliability import reliability
-from cotalk.results import Score
-from cotalk.run import RunDirectory, differences, locked, read_lines, set_aside
+from cotalk.run import RunDirectory, differences, locked, set_aside
 from cotalk.split import Tally, Tasks, splits
 from cotalk.stack import drive, held
-from cotalk.study import Job, Study, cores, stackable, study_from
+from cotalk.study import Job, Study, stackable, study_from
 from cotalk.train import Playing, Run, train
-
-Progress = Callable[[str, str, int, int, dict[str, Any]], None]  # job, phase, done, of, metrics
+from cotalk.workers import Progress, how_many, in_workers, shares
 
 
 def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
@@ -100,23 +93,25 @@ def _run_study(
         if guest.kind == "model":  # told now, not after training
             require(guest.name.partition(":")[2])
     jobs = study.jobs()
-    on_cpu = pick_device(study.config.device) == "cpu"
-    workers = max(1, min(workers or cores(), len(jobs))) if on_cpu else 1
+    workers = how_many(workers or 0, pick_device(study.config.device), len(jobs))
     failures = _shared_out(study, out, tasks, jobs, workers, progress)
+    matrix = None
     if study.evaluate.cross:
         matrix = matrix_of(study, out, tasks, failures)
         rows = [Job(row=row) for row in [*matrix.rows, *oracle_rows(study, matrix)]]
         failures |= _shared_out(study, out, tasks, rows, workers, progress)
-    return collect(study, out, tasks, failures, time.monotonic() - began, workers, price)
+    return collect(study, out, tasks, failures, time.monotonic() - began, workers, price, matrix)
 
 
 def _shared_out(
     study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
 ) -> dict[str, str]:
-    """Jobs in worker processes on a CPU, in one stack on a GPU. Returns failures."""
-    if pick_device(study.config.device) == "cpu":
-        return _in_workers(study, out, tasks, jobs, min(workers, len(jobs)), progress)
-    return run_jobs(study, out, tasks, jobs, progress)
+    """Jobs in worker processes on a CPU or several GPUs, in one stack of this process on one. Returns failures."""
+    gpus = pick_device(study.config.device) != "cpu"
+    if gpus and workers == 1:
+        return run_jobs(study, out, tasks, jobs, progress)
+    shared = shares(jobs, workers, gpus)
+    return in_workers(run_jobs, (study, out, tasks), shared, min(workers, len(shared)), gpus, progress)
 
 
 def begin(study: Study, out: Path, force: bool = False) -> list[str]:
@@ -377,205 +372,3 @@ def play_matrix(
 
 
 ORACLE = "oracle "  # before the name of a stranger: a row of scripted A
-
-
-# --- worker processes on a CPU -------------------------------------------------------------------------------
-
-
-def _in_workers(
-    study: Study, out: Path, tasks: Tasks, jobs: Sequence[Job], workers: int, progress: Progress
-) -> dict[str, str]:
-    """Shares the jobs out over single-thread processes; each takes the next one when it is free."""
-    context = processes.workers(__name__)
-    owed, told = context.Queue(), context.Queue()
-    for job in [*jobs, *[None] * workers]:
-        owed.put(job)
-    started: list[Any] = []
-    try:
-        for _ in range(workers):
-            process = context.Process(target=_worker, args=(study, out, tasks, owed, told))
-            process.start()
-            started.append(process)
-        return _listen(started, told, progress)
-    finally:
-        _end(started)
-        for line in (owed, told):  # what a stopped worker left in them is owed again
-            line.close()
-            line.cancel_join_thread()
-
-
-def _end(started: Sequence[Any]) -> None:
-    """Until all workers have ended: those at work are asked to stop, with a checkpoint; again, and they are killed."""
-    for process in started:
-        if process.is_alive():
-            process.terminate()
-    try:
-        for process in started:
-            process.join()
-    except BaseException:
-        for process in started:
-            process.kill()
-        raise
-
-
-def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str, str]:
-    """Passes progress on until every worker has ended; a worker that dies without a word is an error."""
-    failures: dict[str, str] = {}
-    open_workers = len(processes)
-    while open_workers:
-        try:
-            kind, *what = told.get(timeout=1.0)
-        except queue.Empty:
-            codes = [p.exitcode for p in processes]
-            dead = [code for code in codes if code not in (None, 0)]
-            if dead or None not in codes:  # all ended with 0, and yet not all said so
-                code = dead[0] if dead else 0
-                killed = " (killed from outside, most often because memory ran out)" if code == -9 else ""
-                raise RunFailed(
-                    f"a worker process ended with exit code {code}{killed}; the same command goes on",
-                    "run/worker",
-                ) from None
-            continue
-        if kind == "progress":
-            progress(*what)
-        elif kind == "failures":
-            failures |= what[0]
-        elif kind == "end":
-            open_workers -= 1
-        elif kind == "error":
-            raise what[0]
-    return failures
-
-
-def _worker(study: Study, out: Path, tasks: Tasks, owed: Any, told: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent asks, with SIGTERM
-    torch.set_num_threads(1)
-    processes.end_with_parent()
-    try:
-        while (job := owed.get()) is not None:
-            told.put(
-                ("failures", run_jobs(study, out, tasks, [job], lambda *what: told.put(("progress", *what))))
-            )
-        told.put(("end",))
-    except (BadInput, RunFailed) as error:
-        told.put(("error", error))
-    except Stopped:
-        told.cancel_join_thread()  # the parent listens no more
-        raise
-
-
-# --- collecting ----------------------------------------------------------------------------------------------
-
-
-def collect(
-    study: Study,
-    out: Path,
-    tasks: Tasks,
-    failures: Mapping[str, str],
-    seconds: float,
-    workers: int,
-    price: float | None = None,
-) -> results.Json:
-    """Reads every pass back from disk, computes every number, writes outcomes/*.npz and results.json."""
-    scores = list(read_scores(study, out, tasks, failures))
-    if not scores:
-        told = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-        raise RunFailed(
-            f"every run of study {study.name} failed ({told}). The same command tries them again",
-            "run/failed",
-        )
-    have = {s.condition for s in scores}
-    for score in scores:
-        score.save(out / "outcomes")
-    about = {c.name: {"label": c.label, "arm": c.arm, "channel": c.channel} for c in study.conditions()}
-    document = results.build(
-        study.name, scores, compare=[pair for pair in study.compare if set(pair) <= have],
-        config={"run": study.config.as_dict(), "arms": study.arms, "seeds": list(study.seeds),
-                "evaluate": asdict(study.evaluate),
-                "sampling": f"temperature {study.config.temperature}, full vocabulary, as in training"},
-        cost=cost(study, out, seconds, workers, price), about=about, margin=study.evaluate.margin or None,
-    )  # fmt: skip
-    document["tasks"] = {name: asdict(tally) for name, tally in tasks.report.items()}
-    document["failed"] = dict(failures)
-    document["dropped"] = dropped_steps(study, out)
-    document["git"] = git_state()
-    if tasks.perturbed:
-        document["perturbed"] = {"dealt": len(tasks.perturbed), "refused": tasks.report["perturbed"].refused}
-    document["causal"] = knocked_out(study, out, tasks, failures)
-    document["reliability"] = reliability(document["conditions"])
-    if study.evaluate.cross:
-        matrix = matrix_of(study, out, tasks, failures)
-        document["cross_play"] = summary(matrix, study.evaluate.margin or None, tasks.dev)
-    results.write(out / "results.json", document)
-    return document
-
-
-def dropped_steps(study: Study, out: Path) -> dict[str, int]:
-    """{run: steps that were dropped since a number in them was not finite}, of those that have any."""
-    found = {
-        job.name: sum(bool(m.get("dropped")) for m in read_lines(out / "runs" / job.name / "metrics.jsonl"))
-        for job in study.jobs()
-    }
-    return {name: count for name, count in found.items() if count}
-
-
-def read_scores(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str]) -> Iterator[Score]:
-    clustered = _clustered(study, tasks)
-    for condition in study.conditions():
-        runs = runs_of(study, condition.arm, failures)
-        if not runs:
-            continue
-        played = getattr(tasks, condition.tasks)
-        yield read_score(out, condition, runs, played, repeats=study.repeats(condition), clustered=clustered)
-        if study.evaluate.greedy and study.has_greedy(condition):
-            yield read_score(out, condition, runs, played, greedy=True, clustered=clustered)
-
-
-def runs_of(study: Study, arm: str, failures: Mapping[str, str]) -> dict[str, int | None]:
-    """{name of a job: its seed} of an arm (or "", the base), without the failed ones."""
-    return {j.name: j.seed for j in study.jobs() if j.arm == arm and j.name not in failures}
-
-
-def _clustered(study: Study, tasks: Tasks) -> bool:
-    """Whether templates are a sample: those of the built-in puzzles are all that exist."""
-    return study.config.tasks.partition(":")[0] != "puzzles" and any(d.task.template for d in tasks.heldout)
-
-
-def knocked_out(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, str]) -> results.Json:
-    """{condition: the effect of every knock-out}, for the arms whose messages were replaced."""
-    found = {}
-    names = [deal.task.id for deal in tasks.heldout]
-    clusters = [deal.task.template for deal in tasks.heldout] if _clustered(study, tasks) else None
-    for arm in study.arms:
-        runs, own = runs_of(study, arm, failures), study.own_condition(arm)
-        which = study.knockouts(Job(arm, study.seeds[0]))
-        if runs and which:
-            effects = causal.effects(out, own, runs, names, clusters=clusters, which=which)
-            found[own.name] = [effect.as_json for effect in effects]
-    return found
-
-
-def cost(study: Study, out: Path, seconds: float, workers: int, price: float | None = None) -> results.Json:
-    """What a study took. seconds: of this call; those of earlier calls are added where they came to their end.
-
-    price: of an hour of the device; where none is given now, an earlier call's stays.
-    """
-    before = _cost_before(out / "results.json")
-    price = before.get("price_per_hour") if price is None else price
-    steps = [line for job in study.jobs() for line in read_lines(out / "runs" / job.name / "metrics.jsonl")]
-    return {
-        "seconds": round(before.get("seconds", 0.0) + seconds, 1),
-        "training_seconds": round(sum(line.get("seconds", 0.0) for line in steps), 1),
-        "training_tokens_sampled": int(sum(line.get("tokens", 0) for line in steps)),
-        "device": pick_device(study.config.device),
-        "device_name": torch.cuda.get_device_name() if pick_device(study.config.device) != "cpu" else "CPU",
-        "workers": workers,
-    } | ({} if price is None else {"price_per_hour": price})
-
-
-def _cost_before(path: Path) -> results.Json:
-    """What an earlier call wrote down; nothing where it left no results.json that this version reads."""
-    try:
-        return dict(results.read(path)["cost"])
-    except BadInput:
-        return {}

@@ -25,6 +25,7 @@ from cotalk.errors import BadInput
 from cotalk.shapes import HUB, Shape
 from cotalk.speeds import ENGINE_ROWS, Cpu, Fast, Hf
 from cotalk.study import Job, Study, cores, stackable
+from cotalk.workers import shares
 from cotalk.workload import (
     Play,
     adapters_of,
@@ -144,7 +145,7 @@ class Plan:
         where = (
             f"{self.workers} workers on a CPU"
             if self.device == "cpu"
-            else f"one H200 with engine {self.engine}"
+            else f"{'one H200' if self.workers == 1 else f'{self.workers} H200'} with engine {self.engine}"
         )
         words = f"messages {self.usual:.0%} of their caps"
         return [
@@ -184,7 +185,7 @@ def plan(
     Args:
         price: of an hour.
         device: "cpu" or "cuda"; None: what the study would use here, or an H200 for a base that belongs on one.
-        workers: on a CPU; 0: one a core.
+        workers: on a CPU, 0: one a core; or as many GPUs as are planned for, 0: one.
         card_gib: memory of the GPU that is planned for, where it is not in this machine.
     """
     for flag, given in (("--price", price), ("--card-gib", card_gib)):
@@ -192,7 +193,7 @@ def plan(
             raise BadInput(f"{flag} {given}: expected a number from 0 on", "cli/number")
     config, jobs = study.config, study.jobs()
     device = device or _device(config, card_gib)
-    workers = min(workers or cores(), len(jobs)) if device == "cpu" else 1
+    workers = max(1, min(workers or (cores() if device == "cpu" else 1), len(jobs)))
     shape = shape_of(config.base)
     engine = _engine(config, shape, device)
     reuse = engine is not None and engine.packed
@@ -208,7 +209,7 @@ def plan(
         study=study.name,
         runs=len(configs),
         steps=tuple(sorted({steps_of(c) for c in configs})),
-        stacks=len(list(stackable(study, jobs))),
+        stacks=max(len(list(stackable(study, share))) for share in _shares(study, device, workers)),
         rows=sum(play.chats for play in steps),
         training_rows=sum(play.rows for play in steps),
         evaluation_rows=sum(max(play.chats for play in plays) for plays in evaluations),
@@ -267,23 +268,33 @@ def _known(
     """What follows from the base's shape: memory and time."""
     card = _card(card_gib) if device == "cuda" else None
     found: dict[str, Any] = {"card": card}
+    stacks = _stacks(study, device, workers)
     fullest = max(
-        (_memory(study, jobs, engine, card) for jobs in _stacks(study, device)),
-        key=lambda memory: sum(memory.values()),
+        (_memory(study, jobs, engine, card) for jobs in stacks), key=lambda memory: sum(memory.values())
     )
-    found["memory"] = {name: size * workers for name, size in fullest.items()}
-    found["kv_needed"] = max(_kv_needed(study, jobs, engine.shape) for jobs in _stacks(study, device))
-    found["kv_needed"] *= engine.each
+    in_one_memory = workers if device == "cpu" else 1  # each GPU has its own
+    found["memory"] = {name: size * in_one_memory for name, size in fullest.items()}
+    found["kv_needed"] = max(_kv_needed(study, jobs, engine.shape) for jobs in stacks) * engine.each
     if card:
         found["fitting_tokens"] = _fitting(study, engine, fullest, card)
-    configs = [study.job_config(job) for job in study.jobs() if job.arm]
-    shares = (words_of(study.config).usual, 1.0)
-    usual, caps = (step_of(configs, engine, share) for share in shares)
-    if device == "cpu":  # runs are shared out over the workers
-        usual, caps = (Step(s.engine / workers, s.training / workers, 0.0) for s in (usual, caps))
-    found["step"] = (usual, caps)
-    found["minutes"] = tuple(_seconds(study, engine, share) / workers / 60 for share in shares)
+    usual, caps = words_of(study.config).usual, 1.0
+    if device == "cpu":  # runs wait for the next free worker
+        configs = [study.job_config(job) for job in study.jobs() if job.arm]
+        steps = [step_of(configs, engine, share) for share in (usual, caps)]
+        found["step"] = tuple(Step(s.engine / workers, s.training / workers, 0.0) for s in steps)
+        found["minutes"] = tuple(_seconds(study, engine, share) / workers / 60 for share in (usual, caps))
+        return found
+    sides = _shares(study, device, workers)
+    found["step"] = tuple(
+        max((_side_step(study, side, engine, share) for side in sides), key=lambda s: s.seconds)
+        for share in (usual, caps)
+    )
+    found["minutes"] = tuple(_seconds(study, engine, share, sides) / 60 for share in (usual, caps))
     return found
+
+
+def _side_step(study: Study, jobs: Sequence[Job], engine: Fast | Hf, share: float) -> Step:
+    return step_of([study.job_config(job) for job in jobs if job.arm], engine, share)
 
 
 def _card(card_gib: float | None) -> Card:
@@ -298,10 +309,16 @@ def _card(card_gib: float | None) -> Card:
 # --- memory --------------------------------------------------------------------------------------------------
 
 
-def _stacks(study: Study, device: str) -> list[list[Job]]:
+def _shares(study: Study, device: str, workers: int) -> list[list[Job]]:
+    """What is played side by side on several GPUs; all jobs on one, and on a CPU (where each waits for a worker)."""
+    return shares(study.jobs(), 1 if device == "cpu" else workers, gpus=True)
+
+
+def _stacks(study: Study, device: str, workers: int) -> list[list[Job]]:
     """The jobs that are in memory together: a stack on a GPU, one job at a time in a CPU's worker."""
-    jobs = study.jobs()
-    return [[job] for job in jobs] if device == "cpu" else list(stackable(study, jobs))
+    if device == "cpu":
+        return [[job] for job in study.jobs()]
+    return [jobs for share in _shares(study, device, workers) for jobs in stackable(study, share)]
 
 
 def _memory(study: Study, jobs: Sequence[Job], engine: Fast | Hf, card: Card | None) -> dict[str, float]:
@@ -366,11 +383,19 @@ def step_of(configs: Sequence[Config], engine: Fast | Hf, share: float) -> Step:
     )
 
 
-def _seconds(study: Study, engine: Fast | Hf, share: float) -> float:
-    """All stacks, one after the other, and the cross-play matrix."""
-    stacks = sum(_stack_seconds(study, jobs, engine, share) for jobs in stackable(study, study.jobs()))
+def _seconds(
+    study: Study, engine: Fast | Hf, share: float, sides: Sequence[Sequence[Job]] | None = None
+) -> float:
+    """All stacks, one after the other, and the cross-play matrix.
+
+    sides: jobs that are played side by side; the longest one's time counts, and an equal part of the matrix.
+    """
+    sides = sides or [study.jobs()]
+    longest = max(
+        sum(_stack_seconds(study, jobs, engine, share) for jobs in stackable(study, side)) for side in sides
+    )
     matrix = matrix_play(study)
-    return stacks + (engine.play_seconds([matrix], study.config.rank, share) if matrix else 0.0)
+    return longest + (engine.play_seconds([matrix], study.config.rank, share) / len(sides) if matrix else 0.0)
 
 
 def _stack_seconds(study: Study, jobs: Sequence[Job], engine: Fast | Hf, share: float) -> float:

@@ -6,7 +6,7 @@ never touches a GPU, so that forking it is safe.
 
     for part in in_order(draw, chunks, 8, "cotalk.bases.problems"): ...
 
-Left out: what workers do (jobs.py, bases/).
+Left out: what workers do (workers.py, bases/).
 """
 
 from __future__ import annotations
