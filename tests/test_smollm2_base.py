@@ -68,9 +68,13 @@ def test_a_toy_base_is_made_to_the_same_bytes_though_stopped_once_and_opens_with
     assert make(tmp_path / "one", settings, "cpu", quiet(), start=start, workers=1)
     assert not make(tmp_path / "two", settings, "cpu", quiet(), start=start, until=0.0, workers=1)
     assert (tmp_path / "two.making" / "state.safetensors").is_file() and not (tmp_path / "two").exists()
+    clock = tmp_path / "two.making" / "seconds.json"
+    assert 0 <= json.loads(clock.read_text()) < 600
+    clock.write_text("1000.0")
     assert make(tmp_path / "two", settings, "cpu", quiet(), start=start, workers=1)
     one, two = (json.loads((tmp_path / n / "cotalk_base.json").read_text()) for n in ("one", "two"))
     assert one["sha256"] == two["sha256"] and one["measured"] == two["measured"]
+    assert one["training_seconds"] < 600 and 1000 <= two["training_seconds"] < 1600  # all calls together
     # of 120 - 16 problems, those whose solution is shorter than 160 of the toy tokenizer's bytes
     (long,) = one["refused"].values()
     assert one["rows"] + long == 104 and 10 < one["rows"] < 104 and one["learned"] < one["tokens"]

@@ -173,10 +173,13 @@ def _train(
                 )
                 shown.clear()
 
-        state = making / "state.safetensors"
-        if not finetune(model, rows, training, state=state, until=until, tell=tell):
-            return False
-    seconds = time.monotonic() - started
+        state, clock = making / "state.safetensors", making / "seconds.json"
+        before_now = float(json.loads(clock.read_text(encoding="utf-8"))) if clock.is_file() else 0.0
+        ended = finetune(model, rows, training, state=state, until=until, tell=tell)
+    seconds = before_now + time.monotonic() - started  # of all calls; one that was killed is not counted
+    if not ended:
+        write_atomically(clock, json.dumps(round(seconds, 1)))
+        return False
     after = held_losses(model, held, training["tokens"])
     say(f"loss of held rows: {before} -> {after}")
     save(model, base, making / "model")

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from cotalk.bases.problems import Problem
+from cotalk.bases.rates import Rates, pick
 from cotalk.chat import Rules
 from cotalk.errors import BadInput
 from cotalk.grade import last_box
 from cotalk.numerals import has_number, numbers
 from cotalk.view import ChatFormat, Line, Scene
 
-Rates = Mapping[str, float]
 KINDS = ("chat", "whole", "half")
 HABITS = {
     "message": ("all", "some", "ask", "talk"),
@@ -122,25 +122,17 @@ class Writer:
 
     def row(self, problem: Problem) -> Row | None:
         """A row about this problem; None where its solution is longer than an answer may be."""
-        kind = self.pick(self.settings.rows) if problem.dealt else "whole"
+        kind = pick(self.random, self.settings.rows) if problem.dealt else "whole"
         if (
             len(self.form.text_ids(problem.solution)) >= self.settings.answer_tokens
         ):  # the end token counts too
             return None
         if kind == "chat":
-            return self.chat(problem, self.pick(self.settings.orders))
+            return self.chat(problem, pick(self.random, self.settings.orders))
         if kind == "whole":
             return self.alone(problem, problem.task.facts, problem.solution, kind)
         held = problem.task.facts[int(self.random.integers(2)) :: 2]
         return self.alone(problem, held, self.answer("self", held, [], False, problem), kind)
-
-    def pick(self, rates: Rates) -> str:
-        u, names = self.random.random(), list(rates)
-        for name in names:
-            u -= rates[name]
-            if u < 0:
-                return name
-        return names[-1]
 
     def phrase(self, habit: str, filled: str = "") -> str:
         choices = self.settings.phrases[habit]
@@ -195,7 +187,7 @@ class Writer:
         return self.message(self.settings.habits[who]["asked" if asked else "message"], hands[seat])
 
     def message(self, rates: Rates, held: Sequence[str]) -> str:
-        habit = self.pick(rates)
+        habit = pick(self.random, rates)
         if habit == "all":
             return self.send(held)
         if habit == "some":  # one fact or more, never all
@@ -213,7 +205,7 @@ class Writer:
     def answer(
         self, who: str, held: Sequence[str], heard: Sequence[str], told: bool, problem: Problem
     ) -> str:
-        habit = self.pick(self.settings.habits[who]["told" if told else "untold"])
+        habit = pick(self.random, self.settings.habits[who]["told" if told else "untold"])
         if habit == "work":
             return problem.solution
         boxed = [box for words in heard if (box := last_box(words)[0])]

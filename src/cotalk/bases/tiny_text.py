@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cotalk.bases.rates import Rates, pick
 from cotalk.chat import Rules, seats_of
 from cotalk.errors import BadInput
 from cotalk.puzzles import KINDS, NAMES, OBJECTS, partial_sums, puzzle, signs_of
@@ -43,8 +44,6 @@ GUESS_BOX = "Maybe \\boxed{{{}}}"
 NUMBERS = range(150)
 MESSAGE_HABITS = ("tell", "please", "ask", "guess", "idle")
 ANSWER_HABITS = ("use", "copy", "own", "guess", "ask", "idle")
-
-Rates = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,12 @@ class Writer:
         self.dropped = 0
 
     def row(self) -> Row:
-        kind = self.pick(self.settings.rows)
+        kind = pick(self.random, self.settings.rows)
         if kind == "sums":
             return self.sums()
-        facts = int(self.pick(self.settings.facts))
+        facts = int(pick(self.random, self.settings.facts))
         if kind == "chat":
-            order = self.pick(self.settings.orders)
+            order = pick(self.random, self.settings.orders)
             return self.chat(self.task(max(facts, len(seats_of(order)))), order)
         task = self.task(facts)
         if kind == "whole":
@@ -129,14 +128,6 @@ class Writer:
         raise BadInput(
             f"[text.rows] {kind!r} is no kind of row; expected chat, whole, half or sums", "make/settings"
         )
-
-    def pick(self, rates: Rates) -> str:
-        u, names = self.random.random(), list(rates)
-        for name in names:
-            u -= rates[name]
-            if u < 0:
-                return name
-        return names[-1]
 
     def one_of(self, choices: Sequence[Any]) -> Any:
         return choices[int(self.random.integers(len(choices)))]
@@ -222,7 +213,7 @@ class Writer:
         return self.answer(self.rates(who, situation), hands[seat], words, task)
 
     def message(self, rates: Rates, held: Sequence[str]) -> str:
-        habit, facts = self.pick(rates), " ".join(held)
+        habit, facts = pick(self.random, rates), " ".join(held)
         if habit == "tell":
             return self.one_of(TELLS).format(facts)
         if habit == "please":
@@ -232,7 +223,7 @@ class Writer:
         return GUESS.format(self.guess()) if habit == "guess" else self.one_of(IDLES)
 
     def answer(self, rates: Rates, held: Sequence[str], heard: Sequence[str], task: Task) -> str:
-        habit = self.pick(rates)
+        habit = pick(self.random, rates)
         if habit == "use":
             return self.worked(task)
         if habit == "copy" and (numbers := [n for w in heard if (n := boxed_or_guessed(w))]):
