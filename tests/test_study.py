@@ -601,6 +601,38 @@ def test_how_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         workers.how_many(2, "cuda:1", 7)
 
 
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [(None, ["0", "1"]), ("", ["0", "1"]), ("2, 5", ["2", "5"]), ("GPU-8f2a,GPU-77", ["GPU-8f2a", "GPU-77"])],
+)
+def test_each_gpu_worker_sees_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, seen: str | None, expected: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    assert [workers.visible_gpu(number) for number in (0, 1)] == expected
+
+
+def sees(out: Path, share: list[Job], progress: Any) -> dict[str, str]:
+    (out / str(share[0])).write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+    progress("job", "train", 1, 1, {})
+    return {str(share[0]): "a failure"}
+
+
+def test_gpu_workers_are_processes_that_see_a_gpu_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes, without a GPU: what they see, say and bring back."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    told: list[tuple] = []
+    shared = [["one"], ["two"], ["three"]]  # one more than there are processes, so that each may take any
+    found = workers.in_workers(sees, (tmp_path,), shared, 2, True, lambda *what: told.append(what))
+    assert found == dict.fromkeys(("one", "two", "three"), "a failure") and len(told) == 3
+    assert {path.read_text() for path in tmp_path.iterdir()} <= {"4", "7"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
+
+
 def test_one_gpu_is_one_stack_of_this_process_and_two_are_two_shares(
     toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -622,15 +654,18 @@ def test_one_gpu_is_one_stack_of_this_process_and_two_are_two_shares(
 
 
 @pytest.mark.slow
-def test_shares_in_two_processes_give_what_one_stack_gives(toml: Path, tmp_path: Path) -> None:
+def test_shares_in_two_processes_give_what_one_stack_gives(
+    toml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stack a process, as on two GPUs, here on a CPU; begun so, and ended by the study's command."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes: the same bits
     found = read_study(str(toml))
     tasks = prepare(found.config)
     jobs.begin(found, tmp_path / "shared")
     shared = workers.shares(found.jobs(), 2, gpus=True)
     assert {len(share) for share in shared} == {2, 3}
     what = (found, tmp_path / "shared", tasks)
-    assert workers.in_workers(run_jobs, what, shared, 2, False, lambda *_: None) == {}
+    assert workers.in_workers(run_jobs, what, shared, 2, True, lambda *_: None) == {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "in_workers", together)
         run_study(found, tmp_path / "shared", 1)

@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -106,7 +106,7 @@ def workers(imports: str) -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload([imports])
-    with _environment():
+    with begun_with(ENVIRONMENT):
         from multiprocessing.forkserver import ensure_running
 
         ensure_running()
@@ -114,10 +114,10 @@ def workers(imports: str) -> ForkServerContext | SpawnContext:
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    """ENVIRONMENT, and no Ctrl-C, for what is started inside; this process's own are as before."""
-    before = {name: os.environ.get(name) for name in ENVIRONMENT}
-    os.environ.update(ENVIRONMENT)
+def begun_with(environment: Mapping[str, str]) -> Iterator[None]:
+    """These variables, and no Ctrl-C, for what is started inside; this process's own are as before."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
     in_main = threading.current_thread() is threading.main_thread()  # signals are its matter alone
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
     try:

@@ -11,6 +11,8 @@ Left out: what a job is and how it is played (jobs.py); where processes come fro
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import queue
 import signal
 from collections.abc import Callable, Sequence
@@ -63,20 +65,20 @@ def in_workers(
 ) -> dict[str, str]:  # fmt: skip
     """plays(*what, share, progress) of every share, in processes; each takes the next one when it is free.
 
-    gpus: the first process has the first GPU, and so on. Returns all failures. Raises what a worker raised, and
+    gpus: each process sees one GPU, the first one the first, and no other. (They are spawned: a process that was forked
+    after any module asked torch for a GPU cannot have one.) Returns all failures. Raises what a worker raised, and
     RunFailed when one died.
     """
-    context = processes.workers(plays.__module__)
+    context = multiprocessing.get_context("spawn") if gpus else processes.workers(plays.__module__)
     owed, told = context.Queue(), context.Queue()
     for share in [*shared, *[None] * workers]:
         owed.put(share)
     started: list[Any] = []
     try:
         for number in range(workers):
-            process = context.Process(
-                target=_worker, args=(plays, what, number if gpus else None, owed, told)
-            )
-            process.start()
+            process = context.Process(target=_worker, args=(plays, what, gpus, owed, told))
+            with processes.begun_with({"CUDA_VISIBLE_DEVICES": visible_gpu(number)} if gpus else {}):
+                process.start()
             started.append(process)
         return _listen(started, told, progress)
     finally:
@@ -84,6 +86,12 @@ def in_workers(
         for line in (owed, told):  # what a stopped worker left in them is owed again
             line.close()
             line.cancel_join_thread()
+
+
+def visible_gpu(number: int) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for a process that sees only the GPU that has this number here."""
+    seen = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return seen[number] if number < len(seen) else str(number)
 
 
 def _end(started: Sequence[Any]) -> None:
@@ -129,14 +137,12 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
     return failures
 
 
-def _worker(plays: Plays, what: tuple[Any, ...], gpu: int | None, owed: Any, told: Any) -> None:
+def _worker(plays: Plays, what: tuple[Any, ...], on_gpu: bool, owed: Any, told: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent asks, with SIGTERM
     processes.end_with_parent()
     try:
-        if gpu is None:
+        if not on_gpu:
             torch.set_num_threads(1)
-        else:
-            torch.cuda.set_device(gpu)  # "cuda" is this one from now on
         while (share := owed.get()) is not None:
             told.put(("failures", plays(*what, share, lambda *step: told.put(("progress", *step)))))
         told.put(("end",))
