@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import math
+import re
 import tomllib
 import typing
 
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from cotalk import config as config_module
 from cotalk.chat import Rules
-from cotalk.config import RANGES, STUDY_WIDE, Config, check_ranges, toml_table
+from cotalk.cli import main
+from cotalk.config import OF_TRAINING, RANGES, STUDY_WIDE, Config, check_ranges, toml_table
 from cotalk.errors import BadInput
 from cotalk.study import RANGES as EVALUATE_RANGES
 from cotalk.study import Evaluate
@@ -422,3 +424,27 @@ def test_progress_is_by_steps_or_by_chats_whichever_is_further() -> None:
     assert [bounded.progress(step, played) for step, played in ((1, 0), (2, 256), (40, 256), (5, 1279))] == [
         1, 17, 40, 80,
     ]  # fmt: skip
+
+
+def test_every_setting_is_of_training_or_read_by_an_evaluation() -> None:
+    read = {
+        "base", "dtype", "device", "engine", "tasks", "heldout", "rule", "train_tasks", "dev_tasks", "heldout_tasks",
+        "order", "view", "channel", "wording", "message_tokens", "answer_tokens", "temperature", "reward", "grade",
+        "seed", "adapters", "rank", "alpha", "targets",
+    }  # fmt: skip
+    assert set(OF_TRAINING) | read == set(Config().as_dict()) and not set(OF_TRAINING) & read
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--chats", "8"], "given --chats 8, which only training reads.*--chats-per-task"),
+        (["--lr", "0.1", "--method", "host"], "--method host, --lr 0.1, which only training reads"),
+        (["--steps", "80"], "--steps 80"),
+    ],
+)
+def test_an_evaluation_refuses_what_it_does_not_read(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *given]) == 2
+    assert re.search(told, " ".join(capsys.readouterr().err.split()))

@@ -27,7 +27,7 @@ from cotalk.engines.hf import HfEngine
 from cotalk.errors import DiskFailed, OutOfMemory, RunFailed, Stopped
 from cotalk.lora import Stack
 from cotalk.padded import PaddedScorer
-from cotalk.run import RunDirectory
+from cotalk.run import RunDirectory, read_lines
 from cotalk.stack import Signals, drive
 from cotalk.train import Run, train
 from faults import CHANGES, READ_ONLY, Clock, Disk, Failing, Refusing, SickScorer
@@ -693,9 +693,20 @@ def test_any_checkpoint_can_be_evaluated_the_best_among_them(
         where = tmp_path / "evaluated" / str(len(said))
         assert main(["evaluate", *given, "--adapter", str(out / name), "--out", str(where)]) == 0
         said[name] = (where / "scores/evaluate/adapter.jsonl").read_text()
+        again = tmp_path / "again" / str(len(said))  # as its run had it, whatever is not typed
+        assert main(["evaluate", "--adapter", str(out / name), "--out", str(again)]) == 0
+        assert (again / "scores/evaluate/adapter.jsonl").read_text() == said[name]
     run, last, earlier = said.values()
     assert run == last != earlier
-    half = tmp_path / "half.safetensors"
+    inside = str(out / "adapter_A")
+    assert (
+        main(["evaluate", f"--adapter={inside}", "--heldout-tasks", "2", "--out", str(tmp_path / "two")]) == 0
+    )
+    assert len(read_lines(tmp_path / "two/scores/evaluate/adapter.jsonl")) == 4
+    capsys.readouterr()
+    assert main(["evaluate", "--adapter", str(out), "--chats", "9", "--out", str(tmp_path / "x")]) == 2
+    assert "given --chats 9, which only training reads" in told(capsys)
+    half = out / "checkpoints" / "half.safetensors"
     half.write_bytes((out / "checkpoints/step-000004.safetensors").read_bytes()[:900])
     capsys.readouterr()
     assert main(["evaluate", *given, "--adapter", str(half), "--out", str(tmp_path / "x")]) == 2

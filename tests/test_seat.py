@@ -22,7 +22,7 @@ import cotalk
 from cotalk import cli, seat
 from cotalk.chat import Chat, Rules
 from cotalk.errors import BadInput
-from cotalk.run import RunDirectory
+from cotalk.run import RunDirectory, config_of
 from cotalk.seat import JsonLines, Place, Terminal, boxed, sit
 from cotalk.single import train_one
 from cotalk.study import read_study
@@ -225,7 +225,7 @@ def test_a_task_that_is_not_held_out_and_a_run_without_a_model_are_refused(run: 
     with pytest.raises(BadInput, match="'sum-9' is not held out here; expected one such as sum-0"):
         seated(run, "B", [], task="sum-9")
     bare = tmp_path / "bare"
-    RunDirectory(bare).begin(seat.config_of(run, "RUN"))
+    RunDirectory(bare).begin(config_of(run, "RUN"))
     with pytest.raises(BadInput, match="adapter_A, adapter_B"):
         seated(bare, "B", [])
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import tyro
 from rich.console import Console
 
-from cotalk.config import COUNT, RANGES, SOME, Config, Range, check_ranges
+from cotalk.config import COUNT, OF_TRAINING, RANGES, SOME, Config, Range, check_ranges
 from cotalk.errors import BadInput, RunFailed, brief, printable
 
 console = Console()
@@ -135,12 +136,14 @@ class Train:
 class Evaluate:
     """Play held-out tasks with a base, or with a trained adapter in every seat, and print the score.
 
-    Example: cotalk evaluate --adapter runs/mine/adapter --heldout-tasks 100
+    An adapter in a run's directory brings the settings of that run (base, tasks, rules); what is typed comes first.
+
+    Example: cotalk evaluate --adapter runs/mine --heldout-tasks 100
 
     A finished study's runs with each other and with strangers: cotalk evaluate --cross runs/talk-methods
     """
 
-    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: Config(steps=0))
+    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: _settings_before(_typed_words))
     adapter: Path | None = None
     """A directory in PEFT's format, a run's directory, or one of its checkpoints; none: the untrained base."""
     repeats: int = 1
@@ -159,6 +162,7 @@ class Evaluate:
     def __call__(self) -> int:
         from cotalk.single import cross_one, evaluate_one
 
+        self._refuse_training()
         shown = Console(stderr=True) if self.json else console
         if self.cross:
             filled = cross_one(self.cross, self.chats_per_task, shown)
@@ -171,6 +175,33 @@ class Evaluate:
         if self.json:
             print(json.dumps(found, indent=2))
         return 0
+
+    def _refuse_training(self) -> None:
+        """Raises BadInput for what would change nothing here: `--chats 8`, say, where --chats-per-task is meant."""
+        before = _settings_before(["evaluate", "--adapter", str(self.adapter or "")])
+        changed = [name for name in OF_TRAINING if getattr(self.config, name) != getattr(before, name)]
+        if changed:
+            given = ", ".join(f"--{name.replace('_', '-')} {getattr(self.config, name)}" for name in changed)
+            meant = "; --chats-per-task says how many chats a task" if "chats" in changed else ""
+            raise BadInput(
+                f"evaluate was given {given}, which only training reads: expected none of it{meant}",
+                "cli/not-read",
+            )
+
+
+_typed_words: list[
+    str
+] = []  # of the command line that is read: an adapter's run gives the defaults of `evaluate`
+
+
+def _settings_before(words: Sequence[str]) -> Config:
+    """What `evaluate` goes by where nothing is typed: the settings of the run that the adapter is of, if of any."""
+    from cotalk.run import config_of, run_of
+
+    given = [b for a, b in itertools.pairwise(words) if a == "--adapter"]
+    given += [word.partition("=")[2] for word in words if word.startswith("--adapter=")]
+    run = run_of(Path(given[-1])) if given and given[-1] and words[0] == "evaluate" else None
+    return config_of(run, "--adapter") if run else Config(steps=0)
 
 
 @dataclass
@@ -559,6 +590,7 @@ def _typed(arguments: list[str] | None) -> Callable[[], int]:
 
     def read() -> Callable[[], int]:
         about = "Teach copies of a language model to communicate, and prove that they did."
+        _typed_words[:] = sys.argv[1:] if arguments is None else arguments
         found: Callable[[], int] = tyro.cli(Command, prog="cotalk", description=about, args=arguments)
         return found
 

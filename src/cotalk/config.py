@@ -65,6 +65,12 @@ OF_METHODS = {  # settings that only these methods read; a method of the user's 
     "paid": ("grpo", "ada", "ada_published", "mixed", "mixed_published"),
     "scale_rewards": ("grpo", "ada", "ada_published", "mixed", "mixed_published", "leave_one_out", "host"),
 }
+OF_TRAINING = (  # settings that no evaluation reads
+    "method", "paid", "scale_rewards", "pool", "snapshot_every", "symmetries", "problems", "chats", "round_chats",
+    "most_chats", "replay_share", "replay_by", "steps", "samples", "lr", "warmup", "decay", "beta1", "beta2", "clip",
+    "normaliser", "batch_tokens", "drop_limit", "dev_every", "checkpoint_every", "keep_tokens",
+)  # fmt: skip
+RESOLVED = "# the resolved config of this run\n"  # how the config.toml of a run begins
 STUDY_WIDE = ("base", "dtype", "device", "engine", "wording")  # one value for all runs of a study
 
 
@@ -307,7 +313,7 @@ class Config:
     def save(self, path: Path) -> None:
         """Writes the resolved copy, whole or not at all: a killed run can be started again from it."""
         aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        aside.write_text("# the resolved config of this run\n" + toml_table(self.as_dict()), encoding="utf-8")
+        aside.write_text(RESOLVED + toml_table(self.as_dict()), encoding="utf-8")
         os.replace(aside, path)
 
 

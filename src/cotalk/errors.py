@@ -138,6 +138,7 @@ REMEDIES = {
     "package/version": "Install the version that the message names.",
     # the command line
     "cli/together": "These options exclude each other, or want another one; the message says which to leave out.",
+    "cli/not-read": "This command does not read that setting: leave it out.",
     "cli/number": "Use a number in the range that the message names.",
     "cli/set": "Write `--set KEY=VALUE`, with a TOML value.",
     "server/port": "Another process listens there: leave `--port` out for a free one.",

@@ -40,7 +40,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from cotalk.chat import Chat
-from cotalk.config import Config, toml_table
+from cotalk.config import RESOLVED, Config, read_toml, toml_table
 from cotalk.disk import sync, write_atomically, writing
 from cotalk.errors import BadInput, DiskFailed, RunFailed
 from cotalk.learner import Learner
@@ -145,7 +145,7 @@ class RunDirectory:
                 p for p in sorted(self.path.iterdir()) if p.name not in (".lock", ".lock.json", "set-aside")
             ]
             told += f". All of it is in {set_aside(self.path, old)} now; begins again"
-        write_atomically(path, "# the resolved config of this run\n" + toml_table(config.as_dict()))
+        write_atomically(path, RESOLVED + toml_table(config.as_dict()))
         return told
 
     # --- lines ---
@@ -496,3 +496,30 @@ def _digest(step: int, tensors: dict[str, torch.Tensor]) -> str:
         values = tensors[name].contiguous().view(-1).view(torch.uint8).numpy()
         digest.update(zlib.crc32(values.data).to_bytes(4, "little"))
     return digest.hexdigest()
+
+
+# --- the settings of a run that was -----------------------------------------------------------------------------
+
+
+def config_of(run: Path, what: str) -> Config:
+    """The config of a run's directory."""
+    path = run / "config.toml"
+    if path.is_file():
+        return Config().replaced(read_toml(path), where=f"{path}: ")
+    inner = sorted(str(p.parent) for p in run.glob("runs/*/config.toml"))
+    hint = f"; it is a study: give one of its runs, {', '.join(inner[:6])}" if inner else ""
+    raise BadInput(
+        f"{what} {run} is no run's directory (no config.toml){hint or '. Train one first: cotalk quickstart'}",
+        "run/missing",
+    )
+
+
+def run_of(adapter: Path) -> Path | None:
+    """The run's directory that an adapter's directory or a checkpoint lies in (or is); None for any other adapter."""
+    near = (adapter, *adapter.absolute().parents[:2])
+    return next((place for place in near if _resolved(place / "config.toml")), None)
+
+
+def _resolved(path: Path) -> bool:
+    """Whether a file is the config of one of our runs, and not some other config.toml."""
+    return path.is_file() and path.read_bytes().startswith(RESOLVED.encode())

@@ -32,7 +32,7 @@ from rich.text import Text
 
 from cotalk.base import load_base
 from cotalk.chat import BASE, Chat, Player, Reply, Rules, Seating, View, converse
-from cotalk.config import Config, read_toml
+from cotalk.config import Config
 from cotalk.deal import Deal
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
@@ -43,7 +43,7 @@ from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.report import chats
 from cotalk.report.words import shown
-from cotalk.run import RunDirectory
+from cotalk.run import RunDirectory, config_of
 from cotalk.sample import generator
 from cotalk.single import adapters_in
 from cotalk.stack import drive
@@ -136,19 +136,6 @@ def sit(run: Path, seat: str, guest: Guest, partner: str = "", task: str = "", s
         both = [_play(deal, players, seed, config, engine, form) for players in (seated, {})]
         grade(both, config.graded, grader)
         guest.ends(place, *both)
-
-
-def config_of(run: Path, what: str) -> Config:
-    """The config of a run's directory."""
-    path = run / "config.toml"
-    if path.is_file():
-        return Config().replaced(read_toml(path), where=f"{path}: ")
-    inner = sorted(str(p.parent) for p in run.glob("runs/*/config.toml"))
-    hint = f"; it is a study: give one of its runs, {', '.join(inner[:6])}" if inner else ""
-    raise BadInput(
-        f"{what} {run} is no run's directory (no config.toml){hint or '. Train one first: cotalk quickstart'}",
-        "run/missing",
-    )
 
 
 def _table(run: Path, config: Config, partner: str, guest: Guest) -> tuple[Engine, ChatFormat, Team]:
