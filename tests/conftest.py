@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may ask the hub; read when transformers is imported
@@ -21,6 +22,10 @@ from cotalk.task import Task
 from cotalk.view import ChatFormat
 
 torch.set_num_threads(1)
+
+# What a shell runs in the background ignores Ctrl-C, and so would every command that a test sends one to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A fresh machine builds hypothesis's tables of characters inside the first draw, while other tests use the other cores:
 # how long a draw takes says nothing about the code here.
