@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--heldout-tasks", type=int, default=60)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
-    study = read_study("quickstart", {"steps": options.steps, "heldout_tasks": options.heldout_tasks})
+    study = read_study(
+        "quickstart", {"steps": options.steps, "heldout_tasks": options.heldout_tasks, "device": "cpu"}
+    )
     seconds, files = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for workers in options.workers:

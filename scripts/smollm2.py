@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -192,4 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, lambda number, _: sys.exit(128 + number)
+    )  # workers are asked to stop, not left
     sys.exit(main())

@@ -40,6 +40,7 @@ from toy import (
     everything,
     left,
     play,
+    together,
     toy_base,
     toy_config,
     toy_grader,
@@ -224,14 +225,8 @@ def toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here() -> Iterator[None]:
     """All jobs as one stack in this process, as on a GPU: faults are made here."""
 
-    def stacked(
-        plays: Any, what: Any, shared: Any, workers: int, gpus: bool, progress: Any
-    ) -> dict[str, str]:
-        found: dict[str, str] = plays(*what, [job for share in shared for job in share], progress)
-        return found
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "in_workers", stacked)
+        patch.setattr(jobs, "in_workers", together)
         yield
 
 

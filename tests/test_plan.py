@@ -333,6 +333,13 @@ def test_two_gpus_take_half_the_runs_each_and_hold_no_more() -> None:
     assert two.memory["base"] == one.memory["base"]
     assert two.memory["adapters and optimisers"] < one.memory["adapters and optimisers"]
     assert "2 H200 with engine fast" in dict(two.lines())["expected"]
+    priced = plan(study, 4.0, device="cuda", workers=2, card_gib=139.8)
+    assert priced.minutes is not None
+    told = f"{2 * priced.minutes[0] / 60 * 4:.2f} at 4.00 an hour a GPU"
+    assert told in dict(priced.lines())["expected"]
+    assert "in one call a GPU" in dict(two.lines())["rows"]
+    with pytest.raises(BadInput, match='device = "cuda:1", which is one GPU'):
+        plan(replace(study, config=study.config.replaced({"device": "cuda:1"})), device="cuda", workers=2)
     assert (one.training, one.evaluation, one.rows) == (two.training, two.evaluation, two.rows)
 
 

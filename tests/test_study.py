@@ -26,7 +26,7 @@ from cotalk.jobs import begin, prepare, run_jobs, run_study
 from cotalk.results import Score
 from cotalk.study import Evaluate, Job, Study, read_study, study_from
 from cotalk.task import UNSEEN_TEMPLATES
-from toy import SETTINGS, everything, toy_base, toy_config, toy_grader, toy_tasks
+from toy import SETTINGS, everything, together, toy_base, toy_config, toy_grader, toy_tasks
 
 TABLE: dict[str, Any] = {
     "seeds": [17, 18],
@@ -269,12 +269,6 @@ def toml(tmp_path: Path) -> Path:
     return path
 
 
-def together(plays: Any, what: Any, shared: Any, workers: int, gpus: bool, progress: Any) -> dict[str, str]:
-    """What workers would be given, in this process and as one stack."""
-    found: dict[str, str] = plays(*what, [job for share in shared for job in share], progress)
-    return found
-
-
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jobs as one stack in this process, as on a GPU: no workers are started."""
@@ -438,6 +432,20 @@ def test_a_study_that_goes_on_adds_to_what_it_cost_and_keeps_its_price(tmp_path:
     assert collect.cost(found, tmp_path, 1.5, 2)["seconds"] == 1.5
 
 
+def test_each_of_several_gpus_counts_in_what_a_study_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call on one GPU, then one on three; two workers of a CPU are one machine."""
+    found = read_study("quickstart")
+    assert collect.cost(found, tmp_path, 100.0, 2)["device_seconds"] == 100.0
+    monkeypatch.setattr(collect, "pick_device", lambda device: "cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    document = json.loads(Path("results/quickstart/results.json").read_text())
+    results.write(tmp_path / "results.json", document | {"cost": collect.cost(found, tmp_path, 100.0, 1)})
+    both = collect.cost(found, tmp_path, 50.0, 3)
+    assert (both["seconds"], both["device_seconds"]) == (150.0, 250.0)
+
+
 FAILING = """
 from cotalk.methods import GRPO
 
@@ -554,9 +562,22 @@ class Told:
 
 def test_a_worker_that_dies_without_a_word_ends_the_study() -> None:
     with pytest.raises(RunFailed, match="exit code -9"):
-        workers._listen([process(-9), process(None)], Told(("end",)), lambda *_: None)
+        workers._listen([process(-9), process(None)], Told(("end", 1)), lambda *_: None)
     with pytest.raises(RunFailed, match="exit code 0"):
-        workers._listen([process(0), process(0)], Told(("end",)), lambda *_: None)
+        workers._listen([process(0), process(0)], Told(("end", 0)), lambda *_: None)
+
+
+def test_how_a_worker_ends_after_its_last_word_fails_nothing() -> None:
+    """An interpreter may crash as it is taken down, with all its work on disk."""
+
+    class Slow(Told):
+        def get(self, timeout: float) -> tuple:
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked == 2:
+                raise queue.Empty
+            return super().get(timeout)
+
+    assert workers._listen([process(-11), process(None)], Slow(("end", 0), ("end", 1)), lambda *_: None) == {}
 
 
 def test_what_workers_say_is_passed_on() -> None:
@@ -564,9 +585,9 @@ def test_what_workers_say_is_passed_on() -> None:
     told = Told(
         ("progress", "open-17", "train"),
         ("failures", {"a": "x"}),
-        ("end",),
+        ("end", 0),
         ("failures", {"b": "y"}),
-        ("end",),
+        ("end", 1),
     )
     assert workers._listen([process(None)] * 2, told, lambda *what: seen.append(what)) == {"a": "x", "b": "y"}
     assert seen == [("open-17", "train")]
@@ -614,10 +635,18 @@ def test_each_gpu_worker_sees_one_gpu(
     assert [workers.visible_gpu(number) for number in (0, 1)] == expected
 
 
-def sees(out: Path, share: list[Job], progress: Any) -> dict[str, str]:
+def sees(out: Path, share: list[Any], progress: Any) -> dict[str, str]:
+    """Waits for the other process, so that each has a share."""
     (out / str(share[0])).write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+    deadline = time.monotonic() + 120
+    while len(list(out.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
     progress("job", "train", 1, 1, {})
     return {str(share[0]): "a failure"}
+
+
+def falls(out: Path, share: list[Any], progress: Any) -> dict[str, str]:
+    raise ValueError("no such thing")
 
 
 def test_gpu_workers_are_processes_that_see_a_gpu_each(
@@ -626,11 +655,17 @@ def test_gpu_workers_are_processes_that_see_a_gpu_each(
     """Real processes, without a GPU: what they see, say and bring back."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     told: list[tuple] = []
-    shared = [["one"], ["two"], ["three"]]  # one more than there are processes, so that each may take any
+    large = b"x" * 300_000  # more than a pipe holds: no start waits for it to be read
+    shared = [["one", large], ["two", large]]
     found = workers.in_workers(sees, (tmp_path,), shared, 2, True, lambda *what: told.append(what))
-    assert found == dict.fromkeys(("one", "two", "three"), "a failure") and len(told) == 3
-    assert {path.read_text() for path in tmp_path.iterdir()} <= {"4", "7"}
+    assert found == {"one": "a failure", "two": "a failure"} and len(told) == 2
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"4", "7"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
+
+
+def test_what_a_worker_could_not_foresee_is_told_with_its_reason(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="a worker failed: ValueError: no such thing"):
+        workers.in_workers(falls, (tmp_path,), [["one"]], 1, True, lambda *_: None)
 
 
 def test_one_gpu_is_one_stack_of_this_process_and_two_are_two_shares(

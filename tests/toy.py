@@ -172,3 +172,9 @@ def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
         elif a.get(key) != b.get(key):
             found.append(key)
     return found
+
+
+def together(plays: Any, what: Any, shared: Any, workers: int, gpus: bool, progress: Any) -> dict[str, str]:
+    """What workers would be given, in this process and as one stack."""
+    found: dict[str, str] = plays(*what, [job for share in shared for job in share], progress)
+    return found

@@ -123,17 +123,21 @@ def knocked_out(study: Study, out: Path, tasks: Tasks, failures: Mapping[str, st
 def cost(study: Study, out: Path, seconds: float, workers: int, price: float | None = None) -> results.Json:
     """What a study took. seconds: of this call; those of earlier calls are added where they came to their end.
 
-    price: of an hour of the device; where none is given now, an earlier call's stays.
+    price: of an hour of the device (one GPU); where none is given now, an earlier call's stays. Each of several GPUs
+    counts in `device_seconds`.
     """
     before = _cost_before(out / "results.json")
+    device, earlier = pick_device(study.config.device), float(before.get("seconds", 0.0))
+    cards = 1 if device == "cpu" else workers
     price = before.get("price_per_hour") if price is None else price
     steps = [line for job in study.jobs() for line in read_lines(out / "runs" / job.name / "metrics.jsonl")]
     return {
-        "seconds": round(before.get("seconds", 0.0) + seconds, 1),
+        "seconds": round(earlier + seconds, 1),
+        "device_seconds": round(float(before.get("device_seconds", earlier)) + cards * seconds, 1),
         "training_seconds": round(sum(line.get("seconds", 0.0) for line in steps), 1),
         "training_tokens_sampled": int(sum(line.get("tokens", 0) for line in steps)),
-        "device": pick_device(study.config.device),
-        "device_name": torch.cuda.get_device_name() if pick_device(study.config.device) != "cpu" else "CPU",
+        "device": device,
+        "device_name": "CPU" if device == "cpu" else torch.cuda.get_device_name(),
         "workers": workers,
     } | ({} if price is None else {"price_per_hour": price})
 

@@ -25,7 +25,7 @@ from cotalk.errors import BadInput
 from cotalk.shapes import HUB, Shape
 from cotalk.speeds import ENGINE_ROWS, Cpu, Fast, Hf
 from cotalk.study import Job, Study, cores, stackable
-from cotalk.workers import shares
+from cotalk.workers import refuse_one_gpu, shares
 from cotalk.workload import (
     Play,
     adapters_of,
@@ -104,6 +104,8 @@ class Plan:
     def lines(self) -> list[tuple[str, str]]:
         several = f", in {self.stacks} stacks one after the other" if self.stacks > 1 else ""
         together = "in one call" if self.device == "cuda" else "each run's in calls of its own"
+        if self.device == "cuda" and self.workers > 1:
+            together = "in one call a GPU"
         return [
             ("runs", f"{self.runs} (arms x seeds), {' or '.join(map(str, self.steps))} steps each{several}"),
             (
@@ -162,7 +164,13 @@ class Plan:
         ]
 
     def _cost(self, minutes: float) -> str:
-        return f", {minutes / 60 * self.price:.2f} at {self.price:.2f} an hour" if self.price else ""
+        cards = 1 if self.device == "cpu" else self.workers
+        each = " a GPU" if cards > 1 else ""
+        return (
+            f", {cards * minutes / 60 * self.price:.2f} at {self.price:.2f} an hour{each}"
+            if self.price
+            else ""
+        )
 
 
 def _told(tokens: Tokens) -> str:
@@ -193,6 +201,8 @@ def plan(
             raise BadInput(f"{flag} {given}: expected a number from 0 on", "cli/number")
     config, jobs = study.config, study.jobs()
     device = device or _device(config, card_gib)
+    if device != "cpu":
+        refuse_one_gpu(workers, config.device)
     workers = max(1, min(workers or (cores() if device == "cpu" else 1), len(jobs)))
     shape = shape_of(config.base)
     engine = _engine(config, shape, device)

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,12 +36,7 @@ def how_many(asked: int, device: str, jobs: int) -> int:
     """
     if device == "cpu":
         return max(1, min(asked or cores(), jobs))
-    if asked > 1 and device != "cuda":
-        raise BadInput(
-            f'--workers {asked} with device = "{device}", which is one GPU: expected --workers 1, or device = "cuda" '
-            "for the first GPUs that this process sees",
-            "device/workers",
-        )
+    refuse_one_gpu(asked, device)
     if asked > torch.cuda.device_count():
         raise BadInput(
             f"--workers {asked}: torch sees {torch.cuda.device_count()} GPU here, and each worker has one; expected no "
@@ -50,13 +46,22 @@ def how_many(asked: int, device: str, jobs: int) -> int:
     return max(1, min(asked, jobs))
 
 
+def refuse_one_gpu(asked: int, device: str) -> None:
+    """Raises BadInput where several workers would have to share the one GPU that a device names ("cuda:1")."""
+    if asked > 1 and ":" in device:
+        raise BadInput(
+            f'--workers {asked} with device = "{device}", which is one GPU: expected --workers 1, or device = "cuda" '
+            "for the first GPUs that this process sees",
+            "device/workers",
+        )
+
+
 def shares(jobs: Sequence[Job], workers: int, gpus: bool) -> list[list[Job]]:
     """What workers take at a time: on a CPU a job; on GPUs all that one plays, every arm's seeds dealt round."""
     if not gpus:
         return [[job] for job in jobs]
-    by_arm = sorted(
-        jobs, key=lambda job: job.arm, reverse=True
-    )  # stable: seeds in their order; the base's job last
+    # a stable sort: seeds in their order, and the base's job (of no arm) last
+    by_arm = sorted(jobs, key=lambda job: job.arm, reverse=True)
     return [share for i in range(workers) if (share := by_arm[i::workers])]
 
 
@@ -66,21 +71,28 @@ def in_workers(
     """plays(*what, share, progress) of every share, in processes; each takes the next one when it is free.
 
     gpus: each process sees one GPU, the first one the first, and no other. (They are spawned: a process that was forked
-    after any module asked torch for a GPU cannot have one.) Returns all failures. Raises what a worker raised, and
-    RunFailed when one died.
+    after any module asked torch for a GPU cannot have one.) Returns all failures. Raises what a worker raised, as
+    RunFailed where it is no error of ours, and RunFailed when one died.
     """
     context = multiprocessing.get_context("spawn") if gpus else processes.workers(plays.__module__)
     owed, told = context.Queue(), context.Queue()
-    for share in [*shared, *[None] * workers]:
-        owed.put(share)
+    for (
+        share
+    ) in shared:  # with all that it needs: a start would wait until the process has read a large argument
+        owed.put((what, share))
+    for _ in range(workers):
+        owed.put(None)
     started: list[Any] = []
     try:
         for number in range(workers):
-            process = context.Process(target=_worker, args=(plays, what, gpus, owed, told))
+            process = context.Process(target=_worker, args=(plays, number, gpus, owed, told))
             with processes.begun_with({"CUDA_VISIBLE_DEVICES": visible_gpu(number)} if gpus else {}):
                 process.start()
             started.append(process)
-        return _listen(started, told, progress)
+        failures = _listen(started, told, progress)
+        for process in started:
+            process.join()
+        return failures
     finally:
         _end(started)
         for line in (owed, told):  # what a stopped worker left in them is owed again
@@ -95,7 +107,7 @@ def visible_gpu(number: int) -> str:
 
 
 def _end(started: Sequence[Any]) -> None:
-    """Until all workers have ended: those at work are asked to stop, with a checkpoint; again, and they are killed."""
+    """Until all have ended: those still at work are asked to stop, with a checkpoint; again, and they are killed."""
     for process in started:
         if process.is_alive():
             process.terminate()
@@ -109,16 +121,16 @@ def _end(started: Sequence[Any]) -> None:
 
 
 def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str, str]:
-    """Passes progress on until every worker has ended; a worker that dies without a word is an error."""
+    """Passes progress on until every worker has said its last; one that ends without a word is an error."""
     failures: dict[str, str] = {}
-    open_workers = len(processes)
-    while open_workers:
+    at_work = set(range(len(processes)))
+    while at_work:
         try:
             kind, *what = told.get(timeout=1.0)
         except queue.Empty:
-            codes = [p.exitcode for p in processes]
+            codes = [processes[number].exitcode for number in sorted(at_work)]
             dead = [code for code in codes if code not in (None, 0)]
-            if dead or None not in codes:  # all ended with 0, and yet not all said so
+            if dead or None not in codes:  # all of them ended with 0, and did not say so
                 code = dead[0] if dead else 0
                 killed = " (killed from outside, most often because memory ran out)" if code == -9 else ""
                 raise RunFailed(
@@ -131,23 +143,27 @@ def _listen(processes: Sequence[Any], told: Any, progress: Progress) -> dict[str
         elif kind == "failures":
             failures |= what[0]
         elif kind == "end":
-            open_workers -= 1
+            at_work.remove(what[0])
         elif kind == "error":
             raise what[0]
     return failures
 
 
-def _worker(plays: Plays, what: tuple[Any, ...], on_gpu: bool, owed: Any, told: Any) -> None:
+def _worker(plays: Plays, number: int, on_gpu: bool, owed: Any, told: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent asks, with SIGTERM
     processes.end_with_parent()
     try:
         if not on_gpu:
             torch.set_num_threads(1)
-        while (share := owed.get()) is not None:
+        while (given := owed.get()) is not None:
+            what, share = given
             told.put(("failures", plays(*what, share, lambda *step: told.put(("progress", *step)))))
-        told.put(("end",))
+        told.put(("end", number))
     except (BadInput, RunFailed) as error:
         told.put(("error", error))
+    except Exception as error:
+        traceback.print_exc()
+        told.put(("error", RunFailed(f"a worker failed: {type(error).__name__}: {error}", "run/worker")))
     except Stopped:
         told.cancel_join_thread()  # the parent listens no more
         raise

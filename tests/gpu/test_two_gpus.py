@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,27 @@ import torch
 
 from cotalk.jobs import run_study
 from cotalk.study import study_from
+from cotalk.workers import in_workers
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"two GPUs are needed, torch sees {torch.cuda.device_count()}"
 )  # fmt: skip
+
+
+def which(out: Path, share: list[str], progress: object) -> dict[str, str]:
+    """Writes down the GPU of its process, and waits for the other one."""
+    (out / share[0]).write_text(
+        str(torch.cuda.get_device_properties(torch.ones(1, device="cuda").device).uuid)
+    )
+    deadline = time.monotonic() + 120
+    while len(list(out.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return {}
+
+
+def test_two_workers_have_two_gpus(tmp_path: Path) -> None:
+    in_workers(which, (tmp_path,), [["one"], ["two"]], 2, True, lambda *_: None)
+    assert len({path.read_text() for path in tmp_path.iterdir()}) == 2
 
 
 def test_two_gpus_play_what_one_plays(tmp_path: Path) -> None:
@@ -40,4 +58,10 @@ def test_two_gpus_play_what_one_plays(tmp_path: Path) -> None:
             for p in (path, tmp_path / "2" / path.relative_to(tmp_path / "1"))
         )
         assert ours == theirs
-    assert len(two["cross_play"]["oracle"]) == len(one["cross_play"]["oracle"])
+    for part in ("players", "arms", "oracle"):
+        assert list(two["cross_play"][part]) == list(one["cross_play"][part])
+    cells = [{(c["a"], c["b"]): c["score"]["mean"] for c in d["cross_play"]["cells"]} for d in (one, two)]
+    assert cells[0].keys() == cells[1].keys() and len(cells[0]) > 30
+    assert all(
+        cells[1][pair] == pytest.approx(score, abs=0.3) for pair, score in cells[0].items()
+    )  # of 10 chats

@@ -352,12 +352,15 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
     tiles = []
     on_gpu = cost.get("device") not in (None, "cpu")
     device = str(cost.get("device_name") or cost.get("device") or "")
-    if is_number(cost.get("seconds")):
+    spent: Any = cost.get("device_seconds", cost.get("seconds"))  # each of several GPUs counts
+    if is_number(spent):
         name = "GPU minutes" if on_gpu else "Minutes on the CPU"
         workers = cost.get("workers")
-        shared = f", {workers} worker{'s' * (workers != 1)}" if is_number(workers) and not on_gpu else ""
+        several = is_number(workers) and (workers != 1 or not on_gpu)
+        noun = "GPUs" if on_gpu else "worker" if workers == 1 else "workers"
+        shared = f", {workers} {noun}" if several else ""
         told = f"{device}{shared}"
-        tiles.append((name, f"{cost['seconds'] / 60:.1f}", f"all calls that ended, {told}".rstrip(", ")))
+        tiles.append((name, f"{spent / 60:.1f}", f"all calls that ended, {told}".rstrip(", ")))
     if is_number(cost.get("training_seconds")):
         # on a GPU a step of the stack counts for every run in it
         counted = "summed over runs, though they shared the card" if on_gpu else "summed over runs"
@@ -365,10 +368,8 @@ def tiles_of(study: Study, price: float | None) -> list[tuple[str, str, str]]:
     if is_number(cost.get("training_tokens_sampled")):
         tiles.append(("Tokens sampled", f"{cost['training_tokens_sampled']:,}", "in training"))
     price = price if price is not None else cost.get("price_per_hour")
-    if is_number(price) and is_number(cost.get("seconds")):
-        tiles.append(
-            ("Price", f"{cost['seconds'] / 3600 * price:.2f}", f"at {price:.2f} an hour of the device")
-        )
+    if is_number(price) and is_number(spent):
+        tiles.append(("Price", f"{spent / 3600 * price:.2f}", f"at {price:.2f} an hour of the device"))
     elif tiles:
         tiles.append(("Price", "not given", "type: cotalk report DIRECTORY --price 4"))
     return tiles
