@@ -31,6 +31,7 @@ from cotalk.bases import make_smollm2, problems
 from cotalk.bases.settings import read_settings
 from cotalk.errors import BadInput, RunFailed, Stopped
 from cotalk.jobs import begin, run_study
+from cotalk.preflight import preflight
 from cotalk.run import locked
 from cotalk.stack import ask_to_stop
 from cotalk.study import Study, cores, read_study
@@ -68,10 +69,12 @@ def base(arguments: argparse.Namespace) -> int:
 def study(arguments: argparse.Namespace) -> int:
     found = the_study(arguments.base, arguments.gsm8k, arguments.set, arguments.seeds, arguments.study)
     try:
+        ready = preflight(found)
         with locked(arguments.out):
-            for line in begin(found, arguments.out, arguments.force):
+            for line in begin(found, arguments.out, ready.given, arguments.force):
                 print(line)
-        document = run_study(found, arguments.out, arguments.workers, watch(found, until(arguments.minutes)))
+        told = watch(found, until(arguments.minutes))
+        document = run_study(found, arguments.out, arguments.workers, told, ready=ready)
     except (TimeIsUp, Stopped):
         print(f"stopped; the same command goes on with {arguments.out}")
         return TIME_IS_UP

@@ -34,6 +34,7 @@ from cotalk.config import toml_table
 from cotalk.deal import Deal
 from cotalk.errors import BadInput
 from cotalk.evaluate import Condition, read_score
+from cotalk.preflight import prepare
 from cotalk.results import versions
 from cotalk.task import Task
 from test_report import chat as report_chat
@@ -232,7 +233,7 @@ NAMED = {
     "is the talk needed": checks.talk_needed, "length and cut-off": checks.lengths,
     "strict and lenient": checks.grading, "pass@k": checks.solved_once, "reward hacking": checks.reward_hacking,
     "over-optimisation": checks.over_optimisation, "collapse": checks.collapse, "on-policy": checks.on_policy,
-    "random reward": checks.random_reward, "perturbed numbers": checks.perturbed_numbers,
+    "random reward": checks.random_reward, "perturbed numbers": checks.perturbed_numbers, "inputs": checks.inputs,
 }  # fmt: skip
 
 
@@ -250,10 +251,10 @@ def test_a_sound_study_passes_every_check_that_applies(sound: Path) -> None:
     verdicts = {each.name: (each.result, each.detail) for each in check(sound)}
     assert set(verdicts) == set(NAMED)
     assert {name for name, (result, _) in verdicts.items() if result == "not applicable"} == {
-        "over-optimisation", "random reward", "perturbed numbers",
+        "over-optimisation", "random reward", "perturbed numbers", "inputs",
     }  # fmt: skip
     assert not {name: told for name, told in verdicts.items() if told[0] not in ("pass", "not applicable")}
-    assert counts(check(sound)) == {"pass": 14, "not applicable": 3}
+    assert counts(check(sound)) == {"pass": 14, "not applicable": 4}
     assert verdicts["over-optimisation"][1] == "the proxy is the target"
 
 
@@ -870,8 +871,8 @@ def test_a_real_run_and_a_real_study_leave_what_the_checks_look_at(tmp_path: Pat
     plan = study.study_from(
         "toy", {"run": settings, "arms": {"open": {}, "closed": {"channel": "closed"}}}, None, [1, 2], "toy"
     )
-    out, tasks = tmp_path / "study", jobs.prepare(plan.config)
-    jobs.begin(plan, out)
+    out, tasks = tmp_path / "study", prepare(plan.config)
+    jobs.begin(plan, out, {})
     assert jobs.run_jobs(plan, out, tasks, plan.jobs(), lambda *_: None) == {}
     from_files(plan, out, tasks, {}, 1.0, 1)
     empty = {each.name for each in check(out) if each.n == 0 and each.result == "fail"}

@@ -119,10 +119,17 @@ def test_a_choice_takes_its_choices_and_nothing_else_and_offers_the_nearest(name
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_count_of_at_least_one_refuses_none_at_all(name):
     # problems <= train_tasks, so that 1 is tried beside 1 problem
-    assert getattr(Config(**{"problems": 1, name: 1}), name) == 1
+    assert getattr(Config(**{"problems": 1, "method": "raft", name: 1}), name) == 1
     for value in (0, -1):
         with pytest.raises(BadInput, match=f"{name} ?= ?{value}.*expected at least 1"):
             Config(**{name: value})
+
+
+@pytest.mark.parametrize("method", ["grpo", "mixed", "leave_one_out", "host"])
+def test_one_chat_a_task_is_refused_where_it_could_teach_nothing(method):
+    with pytest.raises(BadInput, match=f"chats = 1 with method = '{method}'.*expected at least 2"):
+        Config(chats=1, method=method)
+    assert Config(chats=1, method=method, steps=0).chats == 1  # an evaluation trains nothing
 
 
 @pytest.mark.parametrize("name", ["steps", "dev_tasks", "warmup", "clip"])
@@ -363,7 +370,7 @@ ORDERS = st.integers(2, 5).flatmap(
 def test_any_config_reads_back_equal(text, order, numbers):
     tasks = {"problems": 1} | numbers
     tasks["train_tasks"] = max(tasks["problems"], numbers.get("train_tasks", 1))
-    c = Config(**(tasks | {"tasks": text, "order": order}))
+    c = Config(**(tasks | {"tasks": text, "order": order, "method": "raft"}))
     assert Config(**tomllib.loads(toml_table(c.as_dict()))) == c
 
 

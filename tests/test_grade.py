@@ -600,12 +600,12 @@ def test_what_a_users_grader_does_wrong_is_reported_with_its_file(tmp_path, body
 @pytest.mark.parametrize(
     "spec, match",
     [
-        ("judge", "expected --grade file.py:function"),
+        ("judge", "expected grade = file.py:function"),
         ("{}/none.py:judge", r"there is no file .*none\.py"),
         ("{}/empty.py:judge", r"empty\.py has no function 'judge'"),
         ("{}/broken.py:judge", r"broken\.py: importing it raised ZeroDivisionError"),
         ("{}/notes.txt:judge", r"notes\.txt: expected a Python file"),
-        ("{}/empty.py:two words", "expected --grade file.py:function"),
+        ("{}/empty.py:two words", "expected grade = file.py:function"),
     ],
 )
 def test_a_grader_that_cannot_be_loaded_is_refused_before_anything_runs(tmp_path, spec, match):

@@ -56,11 +56,28 @@ def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
 
 def test_another_config_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
     RunDirectory(tmp_path).begin(toy_config())
+    (tmp_path / "metrics.jsonl").touch()  # it was begun
     with pytest.raises(BadInput) as refused:
         RunDirectory(tmp_path).begin(toy_config(lr=0.5, view="transcript"))
     told = str(refused.value)
     assert "lr was 0.02 and is now 0.5" in told and "view was 'dialogue' and is now 'transcript'" in told
     assert "steps" not in told and "--out" in told
+
+
+def test_other_contents_of_a_file_are_refused_too_and_what_was_not_begun_takes_any(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.begin(toy_config(), given={"train tasks": "a", "grader g.py:pay": "x"})
+    run.begin(
+        toy_config(lr=0.5), given={"train tasks": "b", "grader g.py:pay": "x"}
+    )  # nothing was played yet
+    (tmp_path / "metrics.jsonl").touch()
+    run.begin(toy_config(lr=0.5), given={"train tasks": "b", "grader g.py:pay": "x", "base": "new"})
+    with pytest.raises(BadInput, match=r"grader g\.py:pay has other contents\. Use another --out") as refused:
+        run.begin(toy_config(lr=0.5), given={"train tasks": "b", "grader g.py:pay": "y"})
+    assert "train tasks" not in str(refused.value)
+    told = run.begin(toy_config(lr=0.5), True, {"train tasks": "b", "grader g.py:pay": "y"})
+    assert "set-aside/1" in told and not (tmp_path / "metrics.jsonl").exists()
+    run.begin(toy_config(lr=0.5))  # as a study's run does, whose study knows what was given
 
 
 def test_a_kill_while_the_config_is_written_leaves_none(

@@ -22,7 +22,9 @@ from cotalk import cli, collect, jobs, results, study, workers
 from cotalk.config import Config
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import Pass
-from cotalk.jobs import begin, prepare, run_jobs, run_study
+from cotalk.given import read_given
+from cotalk.jobs import begin, run_jobs, run_study
+from cotalk.preflight import prepare
 from cotalk.results import Score
 from cotalk.study import Evaluate, Job, Study, read_study, study_from
 from cotalk.task import UNSEEN_TEMPLATES
@@ -233,14 +235,23 @@ def test_the_shipped_studies_can_be_read_and_written_back(tmp_path: Path) -> Non
 
 
 def test_another_study_in_the_same_directory_is_refused_with_what_differs(tmp_path: Path) -> None:
-    begin(made(), tmp_path)
-    begin(made(), tmp_path)
+    begin(made(), tmp_path, {})
+    begin(made(), tmp_path, {})
+    (tmp_path / "runs" / "open-17").mkdir(parents=True)  # something was done
     with pytest.raises(BadInput, match=r"run\.lr was 0\.0001 and is now 0\.5.*--out"):
-        begin(made({"run": {"steps": 2, "lr": 0.5}}), tmp_path)
+        begin(made({"run": {"steps": 2, "lr": 0.5}}), tmp_path, {})
     with pytest.raises(BadInput, match=r"seeds was \[17, 18\] and is now \[17\]"):
-        begin(made({"seeds": [17]}), tmp_path)
+        begin(made({"seeds": [17]}), tmp_path, {})
     with pytest.raises(BadInput, match=r"arms\.open\.lr was not there and is now 0\.5"):
-        begin(made({"arms": {"open": {"lr": 0.5}, "closed": {"channel": "closed"}}}), tmp_path)
+        begin(made({"arms": {"open": {"lr": 0.5}, "closed": {"channel": "closed"}}}), tmp_path, {})
+
+
+def test_a_study_of_which_nothing_was_done_takes_other_settings(tmp_path: Path) -> None:
+    begin(made(), tmp_path, {"train tasks": "a"})
+    other = made({"run": {"steps": 2, "lr": 0.5}})
+    assert begin(other, tmp_path, {"train tasks": "b"}) == []
+    assert read_study(str(tmp_path / "study.toml")).config.lr == 0.5
+    assert read_given(tmp_path) == {"train tasks": "b"}
 
 
 def test_runs_of_another_rank_or_layers_get_a_stack_of_their_own() -> None:
@@ -696,7 +707,7 @@ def test_shares_in_two_processes_give_what_one_stack_gives(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the processes: the same bits
     found = read_study(str(toml))
     tasks = prepare(found.config)
-    jobs.begin(found, tmp_path / "shared")
+    jobs.begin(found, tmp_path / "shared", {})
     shared = workers.shares(found.jobs(), 2, gpus=True)
     assert {len(share) for share in shared} == {2, 3}
     what = (found, tmp_path / "shared", tasks)

@@ -28,6 +28,11 @@ from cotalk.view import ChatFormat
 TINY = Path(__file__).parent / "bases" / "tiny"
 SHIPPED = {"tiny": TINY, "stranger": TINY.parent / "stranger"}  # with the package, by name
 LINE_TOKENS = 32  # around a message: its speaker, the instruction, the template's own
+HUB_EXPECTED = (
+    "the name of a model on the Hugging Face hub that has .safetensors (is there a network? is the name right? "
+    'gated models need `hf auth login`), a model directory, a .gguf file, or "tiny"'
+)
+DIRECTORY_EXPECTED = "a directory that transformers' AutoModelForCausalLM and AutoTokenizer can load"
 LARGE = 200_000_000  # bytes of weights that take long enough to read for a progress bar
 
 
@@ -47,14 +52,28 @@ class Base:
     sha256: str
     notes: dict[str, Any]
 
-    def check(self, rules: Rules, deals: Iterable[Deal]) -> None:
-        """Refuses rules that this base cannot play, before anything is played.
+    @property
+    def prompts(self) -> Prompts:
+        """What its prompts are made of."""
+        return Prompts(self.name, self.form, self.notes, _room(self.model.config))
 
-        Its template must grow by appending where a seat speaks twice in `dialogue`, and the longest prompt with every
-        message at its cap must fit its context. Warns when it was made for another view.
-        """
-        if rules.view == "dialogue" and len(set(rules.order)) < len(rules.order):
-            self.form.require_dialogue()
+    def check(self, rules: Rules, deals: Iterable[Deal]) -> None:
+        """Refuses rules that this base cannot play, before anything is played; warns of another view (Prompts)."""
+        self.prompts.warn(rules)
+        self.prompts.check(rules, deals)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A base without its weights: how its prompts are made, what it was made for, and how many tokens it holds."""
+
+    name: str
+    form: ChatFormat
+    notes: dict[str, Any]
+    room: int | None
+
+    def warn(self, rules: Rules) -> None:
+        """Warns of rules of another view than the base was made for."""
         made_for = self.notes.get("view")
         if made_for not in (None, rules.view):
             warnings.warn(
@@ -62,16 +81,34 @@ class Base:
                 f"was not trained on. Use --view {made_for}",
                 stacklevel=2,
             )
-        room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        needed = self.form.longest_prompt(rules.seats, deals, rules.view) + sum(
-            rules.budget(turn) + LINE_TOKENS for turn in range(len(rules.order))
-        )
-        if room and needed > room:
+
+    def check(self, rules: Rules, deals: Iterable[Deal]) -> None:
+        """Refuses rules that this base cannot play.
+
+        Its template must grow by appending where a seat speaks twice in `dialogue`, and the longest prompt with every
+        message at its cap must fit its context.
+        """
+        if rules.view == "dialogue" and len(set(rules.order)) < len(rules.order):
+            self.form.require_dialogue()
+        turns = len(rules.order)
+        prompt = self.form.longest_prompt(rules.seats, deals, rules.view)
+        caps = sum(rules.budget(turn) for turn in range(turns))
+        needed = prompt + caps + turns * LINE_TOKENS
+        if self.room and needed > self.room:
+            share = (self.room - prompt - turns * LINE_TOKENS) / caps
+            fits = [max(1, int(share * cap)) for cap in (rules.message_tokens, rules.answer_tokens)]
+            told = f"message_tokens = {fits[0]} and answer_tokens = {fits[1]} fit; or shorten the order"
             raise BadInput(
                 f"a chat may need {needed:,} tokens (the longest task's prompt and every message at its cap), and base "
-                f"{self.name!r} holds {room:,}: lower --message-tokens or --answer-tokens, or shorten the order",
+                f"{self.name!r} holds {self.room:,}: "
+                f"{told if share * caps > turns else 'shorten the order, or give shorter tasks'}",
                 "base/context",
             )
+
+
+def _room(config: Any) -> int | None:
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return None if found is None else int(found)
 
 
 def pick_device(device: str) -> str:
@@ -99,14 +136,7 @@ def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str
     """
     device = pick_device(device)
     dtype = ("float32" if device == "cpu" else "bfloat16") if dtype == "auto" else dtype
-    where = SHIPPED.get(name) or Path(name).expanduser()
-    if name in SHIPPED and not (where / "config.json").is_file():
-        made = "" if name == "tiny" else f" --settings {where.parent / name}.toml"
-        raise BadInput(
-            f"the {name} base is missing from {where}: reinstall cotalk, or make it with "
-            f"`cotalk base tiny{made} --out {where}`",
-            "base/missing",
-        )
+    where = _place(name)
     if where.suffix == ".gguf":
         model, tokenizer = _from_gguf(where, dtype)
     elif where.exists():
@@ -115,7 +145,7 @@ def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str
         model, tokenizer = _from_hub(name, dtype)
     _check_vocabulary(name, model, tokenizer)
     notes = _notes(where)
-    form = ChatFormat(tokenizer, notes.get("wording", "full") if wording == "auto" else wording)
+    form = _form(tokenizer, notes, wording)
     difference = form.template_difference()
     if difference:
         notes |= {"template_difference": difference}
@@ -124,7 +154,24 @@ def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str
             f"the borders of texts. {difference}",
             stacklevel=2,
         )
-    return Base(name, model.to(device), tokenizer, form, _sha256(name, where, model), notes)
+    return Base(name, model.to(device), tokenizer, form, _sha256(name, model), notes)
+
+
+def _place(name: str) -> Path:
+    """Where a base would lie on disk; refuses a shipped one that is missing there."""
+    where = SHIPPED.get(name) or Path(name).expanduser()
+    if name in SHIPPED and not (where / "config.json").is_file():
+        made = "" if name == "tiny" else f" --settings {where.parent / name}.toml"
+        raise BadInput(
+            f"the {name} base is missing from {where}: reinstall cotalk, or make it with "
+            f"`cotalk base tiny{made} --out {where}`",
+            "base/missing",
+        )
+    return where
+
+
+def _form(tokenizer: Any, notes: dict[str, Any], wording: str) -> ChatFormat:
+    return ChatFormat(tokenizer, notes.get("wording", "full") if wording == "auto" else wording)
 
 
 def _notes(where: Path) -> dict[str, Any]:
@@ -139,6 +186,12 @@ def _notes(where: Path) -> dict[str, Any]:
 
 
 def _from_directory(directory: Path, dtype: str) -> tuple[Any, Any]:
+    _check_directory(directory)
+    with _bars(shown=sum(f.stat().st_size for f in directory.glob("*.safetensors")) > LARGE):
+        return _load(str(directory), DIRECTORY_EXPECTED, dtype, use_safetensors=True, local_files_only=True)
+
+
+def _check_directory(directory: Path) -> None:
     if not (directory / "config.json").is_file():
         adapter = (directory / "adapter_config.json").is_file()
         hint = (
@@ -157,25 +210,70 @@ def _from_directory(directory: Path, dtype: str) -> tuple[Any, Any]:
             "Pickles can run code when they are read, so they are refused: save the model with save_pretrained",
             "base/pickle",
         )
-    expected = "a directory that transformers' AutoModelForCausalLM and AutoTokenizer can load"
-    with _bars(shown=sum(f.stat().st_size for f in directory.glob("*.safetensors")) > LARGE):
-        return _load(str(directory), expected, dtype, use_safetensors=True, local_files_only=True)
+
+
+def is_here(name: str) -> bool:
+    """Whether a base is shipped or lies on this machine's disk, the hub's cache apart."""
+    return name in SHIPPED or Path(name).expanduser().exists()
 
 
 def require(name: str) -> None:
     """Refuses a base that is neither shipped, nor here, nor on the hub; loads no weights."""
+    if not is_here(name):
+        _hub_config(name)
+
+
+def peek(name: str, wording: str = "auto") -> Prompts | None:
+    """A base's prompts, of its tokenizer and config alone. None for a .gguf file, whose weights come with them."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    where = _place(name)
+    if where.suffix == ".gguf":
+        if not where.is_file():
+            raise BadInput(f"base {where}: that file does not exist; expected a .gguf file", "base/missing")
+        return None
+    just_read = {"local_files_only": True} if where.exists() else {}
+    if where.exists():
+        _check_directory(where)
+    else:
+        _hub_config(name)
+    source = str(where) if where.exists() else name
+    with _told(source, DIRECTORY_EXPECTED if where.exists() else HUB_EXPECTED):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **just_read)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **just_read)
+    notes = _notes(where)
+    return Prompts(name, _form(tokenizer, notes, wording), notes, _room(config))
+
+
+def _hub_config(name: str) -> None:
+    """Asks the hub for a base, once: all that is fetched later would try it again and again."""
     from transformers import AutoConfig
 
-    if name in SHIPPED or Path(name).expanduser().exists():
-        return
+    _refuse_path(name)
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(
             f"base {name!r} is no directory or file here, nor found on the hub; expected a model directory, a .gguf "
-            "file, or a hub name (OWNER/MODEL)",
+            "file, or a hub name (OWNER/MODEL) and a network",
             "base/missing",
         ) from error
+
+
+def _refuse_path(name: str) -> None:
+    """Names on the hub are OWNER/MODEL: what reads like a path is not looked for there."""
+    if "/" not in name and difflib.get_close_matches(name.lower(), ["tiny"]):
+        raise BadInput(
+            f'base {name!r} is not known (did you mean "tiny"?): names on the hub read OWNER/MODEL',
+            "base/unknown",
+        )
+    owner = name.partition("/")[0]
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1 or "\\" in name or Path(owner).is_dir():
+        raise BadInput(
+            f"base {name!r}: there is no such directory or file; expected a model directory, a .gguf file, or a hub "
+            "name (OWNER/MODEL)",
+            "base/missing",
+        )
 
 
 @contextmanager
@@ -194,47 +292,40 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 def _from_hub(name: str, dtype: str) -> tuple[Any, Any]:
-    if "/" not in name and difflib.get_close_matches(name.lower(), ["tiny"]):
+    _refuse_path(name)
+    return _load(name, HUB_EXPECTED, dtype, use_safetensors=True)
+
+
+@contextmanager
+def _told(name: str, expected: str) -> Iterator[None]:
+    """Whatever transformers raises becomes one BadInput."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (
+        OSError, ValueError, KeyError, ImportError, RuntimeError, AttributeError, TypeError, SafetensorError,
+    ) as error:  # fmt: skip
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(
-            f'base {name!r} is not known (did you mean "tiny"?): names on the hub read OWNER/MODEL',
-            "base/unknown",
-        )
-    expected = (
-        "the name of a model on the Hugging Face hub that has .safetensors (is there a network? is the name right? "
-        'gated models need `hf auth login`), a model directory, a .gguf file, or "tiny"'
-    )
-    return _load(name, expected, dtype, use_safetensors=True)
+            f"base {name!r} could not be loaded: {first}; expected {expected}", "base/unreadable"
+        ) from error
 
 
 def _load(name: str, expected: str, dtype: str, **how: Any) -> tuple[Any, Any]:
-    """Reads model and tokenizer; whatever goes wrong on the way becomes one BadInput.
+    """Reads model and tokenizer.
 
     Weights that are missing would silently be random ones: refused.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     just_read = {key: value for key, value in how.items() if key != "use_safetensors"}
-    try:
+    with _told(name, expected):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **just_read)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, dtype=getattr(torch, dtype), trust_remote_code=False, attn_implementation="sdpa",
             output_loading_info=True, **how,
         )  # fmt: skip
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        ImportError,
-        RuntimeError,
-        AttributeError,
-        TypeError,
-        SafetensorError,
-    ) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(
-            f"base {name!r} could not be loaded: {first}; expected {expected}", "base/unreadable"
-        ) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing:
@@ -254,7 +345,7 @@ def _from_gguf(path: Path, dtype: str) -> tuple[Any, Any]:
         import gguf  # noqa: F401
     except ImportError as error:
         raise BadInput(
-            f"base {path}: reading GGUF needs the package gguf; type: pip install 'cotalk[gguf]'",
+            f"base {path}: reading GGUF needs the package gguf; type: pip install gguf",
             "package/missing",
         ) from error
     loaded, tokenizer = _load(str(path.parent), "a whole .gguf file", "float32", gguf_file=path.name)
@@ -273,14 +364,22 @@ def _check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
         )
 
 
-def _sha256(name: str, where: Path, model: Any) -> str:
+def weights_here(name: str) -> list[Path]:
+    """The files of a base's weights that are on this machine; none where they are on the hub still."""
+    where = SHIPPED.get(name) or Path(name).expanduser()
+    if where.is_file():
+        return [where]
     directory = where if where.exists() else _hub_directory(name)
     kinds = (
         "model*.safetensors",
         "*.safetensors",
     )  # the first are what transformers reads, by its conventions
-    found = [sorted(directory.glob(kind)) for kind in kinds] if directory.is_dir() else [[directory]]
-    files = next(filter(None, found), [])
+    found = (sorted(directory.glob(kind)) for kind in kinds) if directory else ()
+    return next(filter(None, found), [])
+
+
+def _sha256(name: str, model: Any) -> str:
+    files = weights_here(name)
     if not files:
         return weights_sha256(model)
     digest = hashlib.sha256()
@@ -291,9 +390,12 @@ def _sha256(name: str, where: Path, model: Any) -> str:
     return digest.hexdigest()
 
 
-def _hub_directory(name: str) -> Path:
-    """Where the files of a hub name that was just loaded lie."""
+def _hub_directory(name: str) -> Path | None:
+    """Where the files of a hub name lie in the hub's cache; None where none does."""
     from transformers.utils import cached_file
 
-    config = cached_file(name, "config.json", local_files_only=True)
-    return Path(config or "").parent
+    try:
+        config = cached_file(name, "config.json", local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    return Path(config).parent if config else None

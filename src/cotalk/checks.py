@@ -34,6 +34,8 @@ from cotalk import results, stats
 from cotalk.config import Config, read_toml
 from cotalk.disk import read_json
 from cotalk.errors import BadInput
+from cotalk.given import changed, read_given
+from cotalk.preflight import given_now
 from cotalk.recompute import recompute
 from cotalk.results import Score
 from cotalk.run import read_lines
@@ -146,6 +148,15 @@ class Evidence:
         """A setting of an arm: its own, else the study's, else the default."""
         run, arms = self.table.get("run", {}), self.table.get("arms", {})
         return arms.get(arm, {}).get(name, run.get(name, getattr(Config, name, None)))
+
+    def arm_table(self, arm: str) -> Json:
+        """All settings of an arm."""
+        return self.table.get("run", {}) | self.table.get("arms", {}).get(arm, {})
+
+    @cached_property
+    def given(self) -> dict[str, str]:
+        """What was in the files that the config names, by digest."""
+        return read_given(self.path)
 
     def lines(self, path: Path) -> list[Json]:
         if path not in self._lines:
@@ -786,10 +797,10 @@ def perturbed_numbers(evidence: Evidence) -> Check:
         detail = "no condition was played with other numbers ([evaluate] perturbed)"
         return Check(name, "conditions", 0, "not applicable", detail)
     looks, parts, n = [], [], 0
-    for changed, own in found.items():
+    for other, own in found.items():
         if own not in evidence.conditions:
             continue
-        new, old = evidence.conditions[changed], evidence.conditions[own]
+        new, old = evidence.conditions[other], evidence.conditions[own]
         n += int(new.get("size", {}).get("tasks", new["score"]["n"]))
         drop = old["score"]["mean"] - new["score"]["mean"]
         looks += [f"{own} falls by {drop:.2f} with other numbers"] if drop > 0.1 else []
@@ -837,6 +848,27 @@ def pins(evidence: Evidence) -> Check:
     n = sum(pinned.values())
     detail = f"seeds {seeds}, torch {versions.get('torch')}, {hardware}"
     return settle("pins", f"{n} of {len(pinned)} pins", n, fails=fails, looks=looks, detail=detail)
+
+
+def inputs(evidence: Evidence) -> Check:
+    """The files that the config names (tasks, graders, methods, partners, base) hold what they held then."""
+    name, then = "inputs", evidence.given
+    if not then:
+        return Check(
+            name, "files", 0, "not applicable", "what was in its files was not recorded (before 0.1.0)"
+        )
+    arms = [Config().replaced(evidence.arm_table(arm)) for arm in evidence.table.get("arms", {})]
+    now, gone = given_now(arms, evidence.table.get("evaluate", {}))
+    looks = [f"{what} has other contents now" for what in changed(then, now)]
+    looks += [f"{what} is not here any more" for what in gone if what in then]
+    seen = sorted(set(then) & set(now))
+    unseen = sorted(set(then) - set(now) - set(gone))
+    told = [f"not looked at here: {', '.join(unseen)}"] if unseen else []
+    if not seen and not looks:
+        return Check(name, "files", 0, "not applicable", "; ".join(told))
+    return settle(
+        name, f"{len(seen)} of {len(then)}", len(seen) or len(looks), looks=looks, detail="; ".join(told)
+    )
 
 
 def _run_document(evidence: Evidence) -> Json:
@@ -911,10 +943,20 @@ def finished(evidence: Evidence) -> Check:
 # --- all of them ------------------------------------------------------------------------------------------
 
 OF_RESULTS = (schema, pins, measures, intervals)
-OF_A_RUN = (finished, contamination, lengths, reward_hacking, over_optimisation, collapse, on_policy, pins)
+OF_A_RUN = (
+    finished,
+    contamination,
+    lengths,
+    reward_hacking,
+    over_optimisation,
+    collapse,
+    on_policy,
+    pins,
+    inputs,
+)
 OF_A_STUDY = (
     schema, finished, pins, measures, intervals, contamination, noise_floor, talk_needed, lengths, grading, solved_once,
-    reward_hacking, over_optimisation, collapse, on_policy, random_reward, perturbed_numbers,
+    reward_hacking, over_optimisation, collapse, on_policy, random_reward, perturbed_numbers, inputs,
 )  # fmt: skip
 
 

@@ -102,9 +102,15 @@ class StudyCommand:
         study = read_study(self.name, overrides, self.seeds or None)
         if self.plan:
             from cotalk.plan import plan, show
+            from cotalk.preflight import refusal
 
             price = PLANNED_PRICE if self.price is None else self.price
-            show(plan(study, price, workers=self.workers, card_gib=self.card_gib), console)
+            with console.status("planning"):
+                planned, refused = (
+                    plan(study, price, workers=self.workers, card_gib=self.card_gib),
+                    refusal(study),
+                )
+            show(planned, console, refused)
             return 0
         return _run(study, self.out or Path("runs") / study.name, self.workers, self.price, self.force)
 
@@ -146,16 +152,16 @@ class Evaluate:
     config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: _settings_before(_typed_words))
     adapter: Path | None = None
     """A directory in PEFT's format, a run's directory, or one of its checkpoints; none: the untrained base."""
-    repeats: int = 1
-    """Times to play all of it, with other random numbers."""
-    chats_per_task: int = 2
-    """Chats a task."""
+    repeats: int | None = None
+    """Times to play all of it, with other random numbers; 1 if not given."""
+    chats_per_task: int | None = None
+    """Chats a task; 2 if not given, 1 with --greedy."""
     greedy: bool = False
-    """Temperature 0, one chat a task."""
+    """Temperature 0, one chat a task, once."""
     cross: Path | None = None
     """A study's directory: fill its whole cross-play matrix (every held-out task, --chats-per-task) instead."""
     out: Path = Path("runs/evaluate")
-    """Where the chats are written."""
+    """Where the chats are written; an earlier evaluation that lies there is set aside."""
     json: bool = False
     """Print JSON."""
 
@@ -163,15 +169,20 @@ class Evaluate:
         from cotalk.single import cross_one, evaluate_one
 
         self._refuse_training()
+        if self.greedy and (self.chats_per_task or self.repeats or 1) > 1:
+            raise BadInput(
+                f"evaluate was given --greedy with --chats-per-task {self.chats_per_task or 1} and --repeats "
+                f"{self.repeats or 1}: greedy chats of a task are all the same; expected one",
+                "cli/together",
+            )
         shown = Console(stderr=True) if self.json else console
+        chats, repeats = self.chats_per_task or (1 if self.greedy else 2), self.repeats or 1
         if self.cross:
-            filled = cross_one(self.cross, self.chats_per_task, shown)
+            filled = cross_one(self.cross, chats, shown)
             if self.json:
                 print(json.dumps(filled, indent=2))
             return 0
-        found = evaluate_one(
-            self.config, self.adapter, self.out, shown, self.chats_per_task, self.repeats, self.greedy
-        )
+        found = evaluate_one(self.config, self.adapter, self.out, shown, chats, repeats, self.greedy)
         if self.json:
             print(json.dumps(found, indent=2))
         return 0
@@ -548,6 +559,7 @@ def _run(study: Any, out: Path, workers: int, price: float | None, force: bool =
     from cotalk.jobs import begin, run_study
     from cotalk.live import Live
     from cotalk.plan import plan, show
+    from cotalk.preflight import preflight
     from cotalk.run import locked
     from cotalk.workers import how_many
 
@@ -555,10 +567,12 @@ def _run(study: Any, out: Path, workers: int, price: float | None, force: bool =
     workers = how_many(workers, device, len(study.jobs()))
     show(plan(study, price, device="cpu" if device == "cpu" else "cuda", workers=workers), console)
     with locked(out):
-        for told in begin(study, out, force):
+        with console.status("dealing the tasks, looking at the base"):
+            ready = preflight(study)
+        for told in begin(study, out, ready.given, force):
             console.print(told, highlight=False, markup=False, soft_wrap=True)
     with Live(out, console):
-        document = run_study(study, out, workers, price=price)
+        document = run_study(study, out, workers, price=price, ready=ready)
     console.print(results.table(document))
     for line in reliability.told(document["reliability"]):
         console.print(line, highlight=False)

@@ -19,6 +19,7 @@ from cotalk.checks import git_state
 from cotalk.crossplay import Matrix, summary
 from cotalk.errors import BadInput, RunFailed
 from cotalk.evaluate import read_score
+from cotalk.given import read_given
 from cotalk.reliability import reliability
 from cotalk.results import Score
 from cotalk.run import read_lines
@@ -65,6 +66,7 @@ def collect(
     document["failed"] = dict(failures)
     document["dropped"] = dropped_steps(study, out)
     document["git"] = git_state()
+    document["given"] = read_given(out)
     if tasks.perturbed:
         document["perturbed"] = {"dealt": len(tasks.perturbed), "refused": tasks.report["perturbed"].refused}
     document["causal"] = knocked_out(study, out, tasks, failures)

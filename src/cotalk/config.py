@@ -65,6 +65,7 @@ OF_METHODS = {  # settings that only these methods read; a method of the user's 
     "paid": ("grpo", "ada", "ada_published", "mixed", "mixed_published"),
     "scale_rewards": ("grpo", "ada", "ada_published", "mixed", "mixed_published", "leave_one_out", "host"),
 }
+OF_GROUPS = ("grpo", "mixed", "mixed_published", "leave_one_out", "host")  # a chat alone in its group earns 0
 OF_TRAINING = (  # settings that no evaluation reads
     "method", "paid", "scale_rewards", "pool", "snapshot_every", "symmetries", "problems", "chats", "round_chats",
     "most_chats", "replay_share", "replay_by", "steps", "samples", "lr", "warmup", "decay", "beta1", "beta2", "clip",
@@ -207,6 +208,12 @@ class Config:
                 f"order = {brief(self.order)} seats one player alone: expected at least two seats in training, "
                 'such as "ABAB" (a seat alone is the skyline and the floor of an evaluation)',
                 "order/alone",
+            )
+        if self.steps and self.chats == 1 and self.method in OF_GROUPS:
+            raise BadInput(
+                f"chats = 1 with method = {brief(self.method)}: it pays a chat by what the others of its task got, so "
+                "that one alone teaches nothing; expected at least 2",
+                "config/range",
             )
         if self.problems > self.train_tasks:
             raise BadInput(

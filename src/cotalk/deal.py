@@ -26,7 +26,7 @@ from typing import Any
 
 from cotalk.errors import BadInput, printable
 from cotalk.numerals import has_number, numbers, values
-from cotalk.task import Task, endless, for_seats, load, split_names
+from cotalk.task import SPLITS, Task, doubtful, endless, for_seats, load, split_names, worded
 
 __all__ = [
     "RULES",
@@ -306,6 +306,12 @@ def show(
     Returns one object a split: what was read, dealt and refused (for --json).
     """
     source = for_seats(source, seats)
+    if out is not None and _reads(source, Path(out)):
+        raise BadInput(
+            f"--out {out} is what is dealt from: expected another file (what is written has facts and a question, and "
+            "not the problem's own text)",
+            "file/own-source",
+        )
     if limit is None and endless(source):
         limit = ENDLESS_LIMIT
     most = max(10_000, 100 * limit) if limit is not None and endless(source) else None
@@ -326,6 +332,10 @@ def show(
                 "refused": dict(refused.most_common()),
                 "ends": marks,
                 "stopped": len(dealt) == limit,
+                "worded": sum(worded(one.gold) for one in dealt),
+                "doubtful": next(
+                    (f"{d.id}: gold {d.gold!r} {why}" for d in dealt if (why := doubtful(d.gold))), ""
+                ),
             }
         )
         if not quiet:
@@ -335,6 +345,15 @@ def show(
         if not quiet:
             print(f"{len(all_dealt):,} dealt tasks written to {out}")
     return summaries
+
+
+def _reads(source: str, out: Path) -> bool:
+    """Whether dealing a source reads the file that would be written."""
+    path = Path(source.rpartition(":")[0] if ".py:" in source else source)
+    return path.exists() and out.resolve() in (
+        path.resolve(),
+        *(path.resolve() / f"{n}.jsonl" for n in SPLITS),
+    )
 
 
 def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
@@ -367,6 +386,11 @@ def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
         console.print(f"  stopped at {summary['dealt']:,} dealt: --limit says how many", highlight=False)
     for reason, count in summary["refused"].items():
         console.print(f"  {count:,} not: {reason}", highlight=False)
+    if summary["worded"]:
+        console.print(f"  {summary['worded']:,} golds are words, graded letter by letter", highlight=False)
+    if summary["doubtful"]:
+        told = f"  {summary['doubtful']}: training refuses it, unless you bring a grader of your own"
+        console.print(Text(printable(told), style="yellow"))
     for count, task_id in summary["ends"].items():
         console.print(Text(printable(f"  the first {int(count):,} end with {task_id}")))
 

@@ -359,7 +359,7 @@ class FileGrader:
 def load_grader(spec: str) -> FileGrader:
     """`file.py:function` as a grader: `function(text, gold)` gives a bool, or a float in [0, 1]."""
     file, _, name = spec.rpartition(":")
-    expected = "expected --grade file.py:function with `def function(text: str, gold: str) -> bool | float`"
+    expected = "expected grade = file.py:function with `def function(text: str, gold: str) -> bool | float`"
     path = Path(file)
     if not file or not name.isidentifier():
         raise BadInput(f"grader {spec!r}: {expected}", "grader/not-loaded")

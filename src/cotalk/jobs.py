@@ -14,13 +14,12 @@ import time
 import tomllib
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cotalk import causal, results
-from cotalk.base import load_base, pick_device, require
+from cotalk.base import load_base, pick_device
 from cotalk.chat import Player
 from cotalk.collect import collect
 from cotalk.config import Config
@@ -31,41 +30,20 @@ from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
 from cotalk.errors import BadInput, DiskFailed, OutOfMemory
 from cotalk.evaluate import Evaluation, evaluate
+from cotalk.given import changed, read_given, write_given
 from cotalk.grade import load_grader
 from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import Method, method, pool_of
 from cotalk.partners import Entry, Guests, rows_of_pool
-from cotalk.perturb import perturb_deals
 from cotalk.plan import needs
+from cotalk.preflight import Ready, preflight
 from cotalk.run import RunDirectory, differences, locked, set_aside
-from cotalk.split import Tally, Tasks, splits
+from cotalk.split import Tasks
 from cotalk.stack import drive, held
 from cotalk.study import Job, Study, stackable, study_from
 from cotalk.train import Playing, Run, train
 from cotalk.workers import Progress, how_many, in_workers, shares
-
-
-def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
-    """Loads and deals the three disjoint sources of a config.
-
-    perturbed: also the held-out with other numbers. unseen: also so many tasks of unseen templates.
-    """
-    tasks = splits(
-        config.tasks, config.heldout or None, train=config.train_tasks, dev=config.dev_tasks,
-        heldout=config.heldout_tasks, rule=config.rule, seats=config.rules.seats, unseen=unseen,
-    )  # fmt: skip
-    if not perturbed:
-        return tasks
-    deals, found = perturb_deals(tasks.heldout, config.heldout or config.tasks, config.rule)
-    tally = Tally(len(tasks.heldout), len(deals), found.refused, {})
-    if not deals:
-        raise BadInput(
-            f"[evaluate] perturbed = true, but no held-out task of {config.tasks!r} could be given other numbers "
-            f"({tally}); expected puzzles, gsm_symbolic or GSM8K, whose gold can be made again",
-            "task/not-perturbed",
-        )
-    return replace(tasks, perturbed=deals, report={**tasks.report, "perturbed": tally})
 
 
 def run_study(
@@ -74,25 +52,29 @@ def run_study(
     workers: int | None = None,
     progress: Progress = lambda *_: None,
     price: float | None = None,
+    ready: Ready | None = None,
 ) -> results.Json:
     """Runs what is still owed of a study, and writes results.json. Raises RunFailed when a run failed for good.
 
-    Raises BadInput when another process works in that directory. price: of an hour of the device.
+    Raises BadInput when another process works in that directory. price: of an hour of the device. ready: what
+    `preflight` found, where it was asked already.
     """
     with locked(out):
-        return _run_study(study, out, workers, progress, price)
+        return _run_study(study, out, workers, progress, price, ready)
 
 
 def _run_study(
-    study: Study, out: Path, workers: int | None, progress: Progress, price: float | None
+    study: Study,
+    out: Path,
+    workers: int | None,
+    progress: Progress,
+    price: float | None,
+    ready: Ready | None,
 ) -> results.Json:
     began = time.monotonic()
-    begin(study, out)
-    tasks = prepare(study.config, study.evaluate.perturbed, study.evaluate.unseen)
-    for guest in sitters({}, study.evaluate.guests if study.evaluate.cross else ()):
-        if guest.kind == "model":  # told now, not after training
-            require(guest.name.partition(":")[2])
-    jobs = study.jobs()
+    ready = ready or preflight(study)
+    begin(study, out, ready.given)
+    tasks, jobs = ready.tasks, study.jobs()
     workers = how_many(workers or 0, pick_device(study.config.device), len(jobs))
     failures = _shared_out(study, out, tasks, jobs, workers, progress)
     matrix = None
@@ -114,14 +96,16 @@ def _shared_out(
     return in_workers(run_jobs, (study, out, tasks), shared, min(workers, len(shared)), gpus, progress)
 
 
-def begin(study: Study, out: Path, force: bool = False) -> list[str]:
+def begin(study: Study, out: Path, given: Mapping[str, str], force: bool = False) -> list[str]:
     """Writes the study's own file, or refuses a directory that holds another one, and says what differs.
 
-    force: takes the new settings; all files that do not agree with them are set aside, never mixed with new ones.
-    Returns lines that tell what was.
+    given: what the files hold that the study names (preflight.py); other contents are another study. Where nothing was
+    done yet, nothing is refused. force: takes the new settings; all files that do not agree with them are set aside,
+    never mixed with new ones. Returns lines that tell what was.
     """
     path = out / "study.toml"
     if not path.is_file():
+        write_given(out, given, fresh=True)
         write_atomically(path, _resolved(study))
         return []
     try:
@@ -133,18 +117,25 @@ def begin(study: Study, out: Path, force: bool = False) -> list[str]:
             "config/not-toml",
         ) from error
     differ = differences(tomllib.loads(before.as_toml()), tomllib.loads(study.as_toml()))
-    if not differ:
+    other = changed(read_given(out), given)
+    if not differ and not other:
+        write_given(out, given)
         return []
-    jobs, files = invalid(before, study, out)
-    told = f"{out} holds a study with other settings: {'; '.join(differ)}"
+    jobs, files = invalid(before, study, out, other)
+    told = "; ".join([*differ, *(f"{name} has other contents" for name in other)])
+    told = f"{out} holds a study with other {'settings' if differ else 'files'}: {told}"
     what = f"what was done with those ({', '.join(jobs)}: {len(files)} files and directories)"
-    if not force:
+    begun = any(any(out.glob(f"{place}/*")) for place in ("scores", "runs", "cross"))
+    if begun and not force:
         would = f"sets aside {what}" if files else "goes on: nothing that is there depends on them"
         raise BadInput(f"{told}. --force {would}. Or use another --out", "run/other-config")
     if files:
         to = set_aside(out, files)
         write_atomically(to / path.name, text)
+    write_given(out, given, fresh=True)
     write_atomically(path, _resolved(study))
+    if not begun:
+        return []
     return [
         told,
         f"{what} is in {to} now, and is done again" if files else "nothing that was there depends on them",
@@ -155,19 +146,22 @@ def _resolved(study: Study) -> str:
     return f"# study {study.name}, resolved\n" + study.as_toml()
 
 
-def invalid(before: Study, now: Study, out: Path) -> tuple[list[str], list[Path]]:
+def invalid(before: Study, now: Study, out: Path, other: Sequence[str] = ()) -> tuple[list[str], list[Path]]:
     """What other settings make worthless: the names of the jobs, and the files and directories that are there.
 
     A run's own config.toml says with which settings it was trained. An evaluation goes with its run, and with how many
-    chats a task it played; cross-play and results.json go with any of them.
+    chats a task it played; cross-play and results.json go with any of them. other: what has other contents, as
+    preflight.py names it: a method's file concerns the runs of that method alone, all else every job.
     """
     same_chats = before.evaluate.chats == now.evaluate.chats and before.evaluate.unseen == now.evaluate.unseen
+    everywhere = any(not name.startswith("method ") for name in other)
     jobs, files = [], []
     for job in now.jobs():
-        path = out / "runs" / job.name
-        trained = _config_text(path / "config.toml") not in (None, now.job_config(job).as_dict())
+        path, config = out / "runs" / job.name, now.job_config(job)
+        trained = _config_text(path / "config.toml") not in (None, config.as_dict())
         if job.arm == "":
             trained = before.config != now.config
+        trained |= everywhere or f"method {config.method}" in other
         scores = sorted(out.glob(f"scores/*/{job.name}.*")) + sorted(
             out.glob(f"scores/causal/*/{job.name}.*")
         )
@@ -208,8 +202,10 @@ def _run_stack(
 ) -> dict[str, str]:
     first = study.job_config(jobs[0])
     base = load_base(first.base, first.dtype, first.device, first.wording)
-    for job in jobs:
-        base.check(study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout, *tasks.unseen])
+    for job in jobs:  # a base on disk or the hub passed this in preflight: a .gguf file did not
+        base.prompts.check(
+            study.job_config(job).rules, [*tasks.train, *tasks.dev, *tasks.heldout, *tasks.unseen]
+        )
     seats = first.rules.seats
     tables: dict[
         str, tuple[Method, tuple[Entry, ...], dict[str, int], int]

@@ -41,6 +41,8 @@ class Live:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._screen.stop()
+        if not self._screen.console.is_terminal:  # there rich ends the table's last line itself
+            self._screen.console.line()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for study in self._watch.look():

@@ -16,15 +16,17 @@ from __future__ import annotations
 
 import difflib
 import math
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from cotalk.chat import BASE, Chat, Message, Player
 from cotalk.config import Config
 from cotalk.deal import Deal
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, RunFailed
 from cotalk.numerals import values
 from cotalk.partners import Cast, Entry, read_pool, seated, strangers
 from cotalk.task import from_file
@@ -431,14 +433,49 @@ ANSWERS = ("seat", "wants", "credit")
 def method(config: Config) -> Method:
     """The method a config names: one of METHODS, or a class in a file of the user's."""
     name = config.method
-    made = (METHODS[name] if name in METHODS else _from_file(name))(config)
+    if name in METHODS:
+        return METHODS[name](config)
+    try:
+        made = _from_file(name)(config)
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"method {name!r}: {_where(error)}; expected a constructor that takes the Config",
+            "method/not-loaded",
+        ) from error
     missing = [answer for answer in ANSWERS if not callable(getattr(made, answer, None))]
     if missing:
         raise BadInput(
             f"method {name!r} has no {', no '.join(missing)}: expected {', '.join(ANSWERS)}",
             "method/not-loaded",
         )
-    return made
+    return cast(Method, _Own(name, made))
+
+
+class _Own:
+    """A user's method, whose errors are told with their file and line."""
+
+    def __init__(self, name: str, made: Any):
+        self._name, self._made = name, made
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._made, name)
+        return partial(self._answer, name, found) if name in (*ANSWERS, "replays") else found
+
+    def _answer(self, what: str, answer: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return answer(*given)
+        except Exception as error:
+            raise RunFailed(
+                f"method {self._name!r}: its {what} failed: {_where(error)}", "method/failed"
+            ) from error
+
+
+def _where(error: Exception) -> str:
+    """An error with the last place in a file of the user's, or the last place at all."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
 
 
 def pool_of(made: Method, config: Config) -> tuple[Entry, ...]:

@@ -151,7 +151,7 @@ def _generators() -> dict[int, Any]:
         import reasoning_gym
     except ImportError as error:
         raise BadInput(
-            "gsm_symbolic needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'", "package/missing"
+            "gsm_symbolic needs reasoning-gym: pip install reasoning-gym==0.1.25", "package/missing"
         ) from error
     found: dict[int, Any] = reasoning_gym.create_dataset("gsm_symbolic", size=1, seed=0).generators
     return found

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cotalk.base import TINY
 from cotalk.config import Config
 from cotalk.decoder.ops import PAGE
 from cotalk.decoder.weights import FAMILIES
-from cotalk.errors import BadInput
+from cotalk.errors import BadInput, printable
 from cotalk.shapes import HUB, Shape
 from cotalk.speeds import ENGINE_ROWS, Cpu, Fast, Hf
 from cotalk.study import Job, Study, cores, stackable
@@ -430,8 +431,11 @@ def needs(study: Study) -> str:
     return f"What the plan counts: {dict(found.lines())['memory at the caps']}"
 
 
-def show(what: Plan, console: Console) -> None:
+def show(what: Plan, console: Console, refused: str = "") -> None:
+    """refused: why the study would not begin as things are here."""
     table = Table(title=f"plan of {what.study}", show_header=False, title_justify="left")
     for name, text in what.lines():
         table.add_row(name, text)
+    if refused:
+        table.add_row("would be refused", Text(printable(refused), style="red"))
     console.print(table)

@@ -1,6 +1,7 @@
 """A run's directory: what is on disk, whole or not at all.
 
     config.toml            the resolved config; it can be run again
+    given.json             what was in the files that it names, by digest (a study's runs: beside its study.toml)
     metrics.jsonl          one line a step (docs/methods.md defines every number)
     chats.jsonl            one line a chat of training; dev.jsonl: of the dev tasks, with their step
     tokens/step-000010.npz ids and log-probabilities of a step's chats (the last 10 steps, or all)
@@ -43,6 +44,7 @@ from cotalk.chat import Chat
 from cotalk.config import RESOLVED, Config, read_toml, toml_table
 from cotalk.disk import sync, write_atomically, writing
 from cotalk.errors import BadInput, DiskFailed, RunFailed
+from cotalk.given import changed, read_given, write_given
 from cotalk.learner import Learner
 from cotalk.results import versions
 
@@ -118,10 +120,12 @@ class RunDirectory:
 
     # --- config ---
 
-    def begin(self, config: Config, force: bool = False) -> str:
+    def begin(self, config: Config, force: bool = False, given: Mapping[str, str] | None = None) -> str:
         """Writes the config, or, when the run was begun before, refuses another one with what differs.
 
-        force: sets all of that run aside, and begins again. Returns what was done so, in words.
+        force: sets all of that run aside, and begins again. given: what the files hold that the config names
+        (given.py); other contents are another run. A directory where nothing was played yet takes any config.
+        Returns what was done so, in words.
         """
         path, told = self.path / "config.toml", ""
         if path.is_file():
@@ -133,20 +137,31 @@ class RunDirectory:
                     "config/not-toml",
                 ) from error
             differ = differences(Config().as_dict() | before, config.as_dict())
-            if not differ:
+            other = changed(read_given(self.path), given or {})
+            if not differ and not other:
+                if given:
+                    write_given(self.path, given)
                 return ""
-            told = f"{self.path} holds a run with another config: {'; '.join(differ)}"
-            if not force:
-                raise BadInput(
-                    f"{told}. Use another --out, or --force to set that run aside and begin again",
-                    "run/other-config",
-                )
-            old = [
-                p for p in sorted(self.path.iterdir()) if p.name not in (".lock", ".lock.json", "set-aside")
-            ]
-            told += f". All of it is in {set_aside(self.path, old)} now; begins again"
+            if self._begun:
+                told = self._set_aside([*differ, *(f"{name} has other contents" for name in other)], force)
+        if given is not None:
+            write_given(self.path, given, fresh=True)
         write_atomically(path, RESOLVED + toml_table(config.as_dict()))
         return told
+
+    @property
+    def _begun(self) -> bool:
+        return any((self.path / name).exists() for name in (*LINES, "checkpoints", "tokens", "done.json"))
+
+    def _set_aside(self, differ: Sequence[str], force: bool) -> str:
+        told = f"{self.path} holds a run with another config: {'; '.join(differ)}"
+        if not force:
+            raise BadInput(
+                f"{told}. Use another --out, or --force to set that run aside and begin again",
+                "run/other-config",
+            )
+        old = [p for p in sorted(self.path.iterdir()) if p.name not in (".lock", ".lock.json", "set-aside")]
+        return f"{told}. All of it is in {set_aside(self.path, old)} now; begins again"
 
     # --- lines ---
 

@@ -38,9 +38,9 @@ from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
 from cotalk.errors import BadInput
 from cotalk.grade import load_grader
-from cotalk.jobs import prepare
 from cotalk.learner import Learner
 from cotalk.lora import Stack
+from cotalk.preflight import prepare
 from cotalk.report import chats
 from cotalk.report.words import shown
 from cotalk.run import RunDirectory, config_of

@@ -17,21 +17,33 @@ from rich.table import Table as RichTable
 from cotalk import crossplay, results
 from cotalk.base import load_base
 from cotalk.chat import Player
-from cotalk.config import Config
+from cotalk.config import OF_TRAINING, Config
 from cotalk.crossplay import summary
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import Pair, choose
 from cotalk.errors import BadInput, OutOfMemory, RunFailed
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
 from cotalk.grade import load_grader
-from cotalk.jobs import matrix_of, oracle_rows, play_matrix, prepare
+from cotalk.jobs import matrix_of, oracle_rows, play_matrix
 from cotalk.learner import Learner
 from cotalk.lora import Stack
 from cotalk.methods import method, pool_of
 from cotalk.partners import Guests, adapters_in, rows_of_pool
 from cotalk.plan import needs
+from cotalk.preflight import preflight_run, prepare
 from cotalk.results import Score
-from cotalk.run import RunDirectory, locked, read_checkpoint, read_lines, restore_learner
+from cotalk.run import (
+    RunDirectory,
+    config_of,
+    differences,
+    locked,
+    read_checkpoint,
+    read_lines,
+    restore_learner,
+    run_of,
+    set_aside,
+)
+from cotalk.split import Tasks
 from cotalk.stack import drive, held
 from cotalk.study import Study, read_study
 from cotalk.talk import rates
@@ -45,21 +57,21 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
     """
     config.refuse_unused(config.unused)
     with locked(out):
-        if told := RunDirectory(out).begin(config, force):
+        ready = preflight_run(config)
+        if told := RunDirectory(out).begin(config, force, ready.given):
             console.print(told, highlight=False, markup=False, soft_wrap=True)
         try:
-            _train_one(config, out, console)
+            _train_one(config, ready.tasks, out, console)
         except OutOfMemory as error:
             raise RunFailed(
                 f"{error}. {needs(Study(out.name, config, {'train': {}}, (config.seed,)))}", "memory/full"
             ) from error
 
 
-def _train_one(config: Config, out: Path, console: Console) -> None:
-    tasks = prepare(config)
+def _train_one(config: Config, tasks: Tasks, out: Path, console: Console) -> None:
     console.print(*(f"{name}: {tally}" for name, tally in tasks.report.items()), sep="\n", highlight=False)
     base = load_base(config.base, config.dtype, config.device, config.wording)
-    base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
+    base.prompts.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
     own = {seat: 1 + (i if config.adapters == "per_seat" else 0) for i, seat in enumerate(seats)}
     how, first = method(config), max(own.values()) + 1
@@ -93,11 +105,10 @@ def _train_one(config: Config, out: Path, console: Console) -> None:
 def evaluate_one(
     config: Config, adapter: Path | None, out: Path, console: Console, chats: int, repeats: int, greedy: bool
 ) -> dict[str, Any]:
-    """Plays held-out tasks with one team and prints its score; returns it as JSON."""
-    if chats < 1 or repeats < 1:
-        raise BadInput(
-            f"--chats-per-task {chats}, --repeats {repeats}: expected at least 1 each", "cli/number"
-        )
+    """Plays held-out tasks with one team and prints its score; returns it as JSON.
+
+    Tells what is not as the adapter's run had it, and tasks that it was trained on.
+    """
     with locked(out):
         return _evaluate_one(config, adapter, out, console, chats, repeats, greedy)
 
@@ -106,6 +117,7 @@ def _evaluate_one(
     config: Config, adapter: Path | None, out: Path, console: Console, chats: int, repeats: int, greedy: bool
 ) -> dict[str, Any]:
     tasks = prepare(config)
+    trained = _beside_its_run(config, adapter, tasks, console) if adapter else 0
     base = load_base(config.base, config.dtype, config.device, config.wording)
     base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
     seats = config.rules.seats
@@ -115,8 +127,9 @@ def _evaluate_one(
     )
     passes = [Pass(chats=1, greedy=True)] if greedy else [Pass(i, chats) for i in range(repeats)]
     name = "adapter" if adapter else "base"
-    for once in passes:  # another call may ask for other settings: play again
-        (out / "scores" / condition.name / f"{name}{once.suffix}.jsonl").unlink(missing_ok=True)
+    if old := [path for path in (out / "scores", out / "outcomes") if path.exists()]:
+        told = f"the evaluation that lay in {out} is in {set_aside(out, old)} now"
+        console.print(told, highlight=False, markup=False, soft_wrap=True)
     with Progress(console=console, refresh_per_second=2, disable=len(passes) < 2) as bar:
         task = bar.add_task("evaluate", total=len(passes))
         grader = load_grader(config.grade) if config.grade else None
@@ -129,7 +142,43 @@ def _evaluate_one(
         out, condition, {name: None}, tasks.heldout, greedy=greedy, repeats=1 if greedy else repeats
     )
     score.save(out / "outcomes")
-    return _shown(score, out / "scores" / condition.name, console)
+    found = _shown(score, out / "scores" / condition.name, console)
+    return found | ({"trained_on": trained} if trained else {})
+
+
+def _beside_its_run(config: Config, adapter: Path, tasks: Tasks, console: Console) -> int:
+    """Tells which settings are not those of the adapter's run; how many of the held-out tasks it was trained on."""
+    run = run_of(adapter)
+    if run is None:
+        return 0
+    then = config_of(run, "--adapter")
+    fields = [
+        name for name in config.as_dict() if name not in (*OF_TRAINING, "device", "dtype", "engine", "seed")
+    ]
+    before, now = ({name: c.as_dict()[name] for name in fields} for c in (then, config))
+    differ = differences(before, now)
+    if not differ:
+        return 0
+    told = f"not as in {run}: {'; '.join(differ)}"
+    console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if not {"tasks", "heldout", "heldout_tasks", "train_tasks", "rule"} & {
+        told.partition(" ")[0] for told in differ
+    }:
+        return 0
+    try:
+        seen = {deal.text for deal in prepare(then).train}
+    except BadInput as error:
+        console.print(
+            f"whether it was trained on these tasks cannot be told: {error}", style="yellow", markup=False
+        )
+        return 0
+    count = sum(deal.text in seen for deal in tasks.heldout)
+    if count:
+        told = (
+            f"{count:,} of these {len(tasks.heldout):,} tasks were trained on: their score is no held-out one"
+        )
+        console.print(told, style="bold red", highlight=False, markup=False)
+    return count
 
 
 def _team(adapter: Path | None, config: Config, base: Any) -> tuple[Stack, dict[str, Player]]:
@@ -166,8 +215,6 @@ def cross_one(out: Path, chats: int, console: Console) -> dict[str, Any]:
             f"--cross {out}: there is no {path}; expected the directory of a study that was run",
             "run/missing",
         )
-    if chats < 1:
-        raise BadInput(f"--chats-per-task {chats}: expected at least 1", "cli/number")
     with locked(out):
         return _cross_one(read_study(str(path)), out, chats, console)
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from cotalk.deal import CannotDeal, Deal, deal
 from cotalk.errors import BadInput
-from cotalk.task import Task, for_seats, kind_of, load, own_splits
+from cotalk.task import Task, doubtful, for_seats, kind_of, load, own_splits, worded
 
 PATIENCE = 20_000  # tasks of an endless source in a row that may be refused or repeated before we give up
 
@@ -38,11 +38,13 @@ class Tally:
     refused: dict[str, int]  # reason -> tasks
     repeats: dict[str, int]  # set that holds the same problem already -> tasks dropped
     first: str = ""  # why the first of the refused ones was, with its place
+    worded: int = 0  # dealt tasks whose gold is words alone
 
     def __str__(self) -> str:
         parts = [f"{self.dealt:,} dealt of {self.read:,} read"]
         parts += [f"{count:,} not: {reason}" for reason, count in self.refused.items()]
         parts += [f"{count:,} dropped: also in {name}" for name, count in self.repeats.items()]
+        parts += [f"{self.worded:,} golds are words, graded letter by letter"] if self.worded else []
         return "; ".join(parts)
 
 
@@ -71,10 +73,12 @@ def splits(
     seats: str = "AB",
     seed: int = 0,
     unseen: int = 0,
+    any_gold: bool = False,
 ) -> Tasks:
     """Deal `train`, `dev` and `heldout` tasks that share no problem; BadInput when the source has fewer.
 
     unseen: tasks of templates that none of these holds (gsm_symbolic; BadInput for another source).
+    any_gold: take golds too that the built-in grader would read amiss (for a grader of the user's own).
     """
     wanted = {"heldout": heldout} | ({"unseen": unseen} if unseen else {}) | {"train": train, "dev": dev}
     for name, count in wanted.items():
@@ -85,15 +89,18 @@ def splits(
     if unseen:
         streams["unseen"] = load(source, split="unseen", seed=seed)
     seen: dict[str, str] = {}
-    taken = {name: _take(streams[name], count, name, seen, (seats, rule)) for name, count in wanted.items()}
+    taken = {
+        name: _take(streams[name], count, name, seen, (seats, rule), any_gold)
+        for name, count in wanted.items()
+    }
     for name, (dealt, tally) in taken.items():
         if len(dealt) < wanted[name]:
             origin = heldout_source if name == "heldout" and heldout_source else source
             first = f". The first that cannot be dealt: {tally.first}" if tally.first else ""
             raise BadInput(
                 f"source {origin!r} has {len(dealt):,} {name} tasks for seats {seats} under rule {rule}, "
-                f"{wanted[name]:,} were asked for ({tally}); give more tasks, or ask for fewer with "
-                f"--{name}-tasks{first}",
+                f"{wanted[name]:,} were asked for ({tally}); give more tasks, or ask for fewer: {name}_tasks = "
+                f"{len(dealt)} (--{name}-tasks; of a study --set {name}_tasks={len(dealt)}){first}",
                 "task/too-few",
             )
     lists = {name: dealt for name, (dealt, _) in taken.items()}
@@ -115,7 +122,7 @@ def _streams(source: str, heldout_source: str | None, seed: int) -> dict[str, It
 
 
 def _take(
-    tasks: Iterator[Task], count: int, name: str, seen: dict[str, str], how: tuple[str, str]
+    tasks: Iterator[Task], count: int, name: str, seen: dict[str, str], how: tuple[str, str], any_gold: bool
 ) -> tuple[list[Deal], Tally]:
     """The next `count` tasks that can be dealt and are not in `seen`, where they are then entered.
 
@@ -127,6 +134,13 @@ def _take(
     read, in_vain, first = 0, 0, ""
     while len(dealt) < count and in_vain < PATIENCE and (task := next(tasks, None)) is not None:
         read, in_vain = read + 1, in_vain + 1
+        if not any_gold and (why := doubtful(task.gold)):
+            raise BadInput(
+                f"{task.place or task.id}: gold {task.gold!r} {why}, and an answer of the number alone would be graded "
+                "wrong; expected a number as in 7, 7.5 or 1,000, an expression, or words alone. Or bring a grader of "
+                "your own (docs/grading.md)",
+                "task/gold",
+            )
         try:
             one = deal(task, *how)
         except CannotDeal as error:
@@ -138,4 +152,7 @@ def _take(
             continue
         seen[one.text], in_vain = name, 0
         dealt.append(one)
-    return dealt, Tally(read, len(dealt), dict(refused.most_common()), dict(repeats.most_common()), first)
+    words = 0 if any_gold else sum(worded(one.gold) for one in dealt)
+    return dealt, Tally(
+        read, len(dealt), dict(refused.most_common()), dict(repeats.most_common()), first, words
+    )

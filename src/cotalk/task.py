@@ -186,7 +186,7 @@ def _gsm8k_hub(name: str) -> Iterable[Mapping[str, Any]]:
         import datasets
     except ImportError as error:
         raise BadInput(
-            f"source `gsm8k` needs the datasets library: pip install 'cotalk[hub]', {hint}", "package/missing"
+            f"source `gsm8k` needs the datasets library: pip install datasets, {hint}", "package/missing"
         ) from error
     try:
         rows: Iterable[Mapping[str, Any]] = datasets.load_dataset("openai/gsm8k", "main", split=name)
@@ -230,7 +230,7 @@ def _gsm_symbolic(split: str, seed: int) -> Iterator[Task]:
         import reasoning_gym
     except ImportError as error:
         raise BadInput(
-            "source `gsm_symbolic` needs reasoning-gym: pip install 'cotalk[gsm-symbolic]'", "package/missing"
+            "source `gsm_symbolic` needs reasoning-gym: pip install reasoning-gym==0.1.25", "package/missing"
         ) from error
     create_dataset = reasoning_gym.create_dataset
     chunks = (symbolic_chunk(create_dataset, split, chunk, seed) for chunk in itertools.count())
@@ -251,7 +251,7 @@ def symbolic_chunk(
         if problem == row["question"]:
             raise BadInput(
                 f"gsm_symbolic {name}: it ends in {problem[-60:]!r}; expected {SYMBOLIC_FORM!r}, "
-                "as in reasoning-gym 0.1.25: pip install 'cotalk[gsm-symbolic]'",
+                "as in reasoning-gym 0.1.25: pip install reasoning-gym==0.1.25",
                 "package/version",
             )
         gold = _checked_gold(str(row["answer"]).strip(), f"gsm_symbolic {name}")
@@ -422,6 +422,34 @@ def _checked_gold(gold: str, place: str) -> str:
             "task/gold",
         )
     return gold
+
+
+FUNCTIONS = frozenset("sin cos tan log ln exp sqrt pi min max mod frac text".split())
+LATEX = re.compile(r"\\[A-Za-z]+")
+
+
+def doubtful(gold: str) -> str:
+    """Why the built-in grader would call the number in a gold wrong as an answer; "" where it would not."""
+    if PLAIN_NUMBER.fullmatch(gold):
+        return ""
+    from cotalk.grade import grade
+
+    plain = LATEX.sub(" ", gold)
+    if re.fullmatch(r"\s*-?[\d.]+[eE][+-]?\d+\s*", gold):
+        return "is in scientific notation"
+    if re.search(r"\d,\d{1,2}(?!\d)|\d,\d{4,}", plain) and not re.search(r"[(\[{]", plain):
+        return "has a comma that parts no thousands"
+    words = [w for w in re.findall(r"[^\W\d_]{2,}", plain) if w.lower() not in FUNCTIONS]
+    found = re.findall(r"-?\d[\d.,/]*", plain)
+    if not (words and found):
+        return ""
+    alone = found[0].rstrip(".,/")
+    return "" if grade(f"\\boxed{{{alone}}}", gold).strict else f"holds words beside {alone}"
+
+
+def worded(gold: str) -> bool:
+    """Whether a gold is words alone, which the built-in grader takes letter by letter."""
+    return not re.search(r"\d", gold) and bool(re.search(r"[^\W\d_]{3,}", LATEX.sub(" ", gold)))
 
 
 def _distinct_ids(places: Iterable[tuple[str, Task]]) -> Iterator[Task]:

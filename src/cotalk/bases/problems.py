@@ -140,7 +140,7 @@ def reasoning_gym() -> Any:
         import reasoning_gym as library
     except ImportError as error:
         raise BadInput(
-            "problems are drawn by reasoning-gym, and bases measured on them: pip install 'cotalk[gsm-symbolic]'",
+            "problems are drawn by reasoning-gym, and bases measured on them: pip install reasoning-gym==0.1.25",
             "package/missing",
         ) from error
     return library
