@@ -46,6 +46,14 @@ def test_ctrl_c_does_not_reach_workers_and_reaches_this_process_as_before():
     assert signal.getsignal(signal.SIGINT) is heard
 
 
+def test_ctrl_c_while_something_is_started_is_heard_when_it_has_been():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), processes.begun_with({}):
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append(True)
+    assert reached and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_without_a_server_workers_are_spawned(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(processes.multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert processes.workers("cotalk.puzzles").get_start_method() == "spawn"

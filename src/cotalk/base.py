@@ -157,6 +157,20 @@ def load_base(name: str, dtype: str = "auto", device: str = "auto", wording: str
     return Base(name, model.to(device), tokenizer, form, _sha256(name, model), notes)
 
 
+def budgets(name: str) -> dict[str, int]:
+    """The token budgets that a base on this machine was made for, by its cotalk_base.json; {} where it says none."""
+    found = _notes(SHIPPED.get(name) or Path(name).expanduser()).get("budgets", {})
+    if not isinstance(found, dict) or not all(
+        key in ("message_tokens", "answer_tokens") and type(value) is int for key, value in found.items()
+    ):
+        raise BadInput(
+            f"base {name!r}: cotalk_base.json has budgets = {brief(found)}; expected whole numbers, as in "
+            '{"message_tokens": 28, "answer_tokens": 36}',
+            "base/notes",
+        )
+    return found
+
+
 def _place(name: str) -> Path:
     """Where a base would lie on disk; refuses a shipped one that is missing there."""
     where = SHIPPED.get(name) or Path(name).expanduser()

@@ -125,7 +125,7 @@ class Train:
     Example: cotalk train --base Qwen/Qwen2.5-1.5B-Instruct --tasks gsm8k --steps 20 --out runs/mine
     """
 
-    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=Config)
+    config: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=lambda: _settings_before(_typed_words))
     out: Path = Path("runs/train")
     """Where the run is written; the same command goes on where it stopped."""
     force: bool = False
@@ -189,7 +189,9 @@ class Evaluate:
 
     def _refuse_training(self) -> None:
         """Raises BadInput for what would change nothing here: `--chats 8`, say, where --chats-per-task is meant."""
-        before = _settings_before(["evaluate", "--adapter", str(self.adapter or "")])
+        before = _settings_before(
+            ["evaluate", "--adapter", str(self.adapter or ""), "--base", self.config.base]
+        )
         changed = [name for name in OF_TRAINING if getattr(self.config, name) != getattr(before, name)]
         if changed:
             given = ", ".join(f"--{name.replace('_', '-')} {getattr(self.config, name)}" for name in changed)
@@ -202,32 +204,47 @@ class Evaluate:
 
 _typed_words: list[
     str
-] = []  # of the command line that is read: an adapter's run gives the defaults of `evaluate`
+] = []  # of the command line that is read: base and adapter give defaults of other settings
 
 
 def _settings_before(words: Sequence[str]) -> Config:
-    """What `evaluate` goes by where nothing is typed: the settings of the run that the adapter is of, if of any."""
+    """What `train` and `evaluate` go by where nothing is typed.
+
+    Of an adapter those of its run, else the budgets that the base was made for (cotalk_base.json).
+    """
+    from cotalk.base import budgets
     from cotalk.run import config_of, run_of
 
-    given = [b for a, b in itertools.pairwise(words) if a == "--adapter"]
-    given += [word.partition("=")[2] for word in words if word.startswith("--adapter=")]
-    run = run_of(Path(given[-1])) if given and given[-1] and words[0] == "evaluate" else None
-    return config_of(run, "--adapter") if run else Config(steps=0)
+    evaluates = words[:1] == ["evaluate"]
+    adapter = _typed_value(words, "--adapter") if evaluates else ""
+    if adapter and (run := run_of(Path(adapter))):
+        return config_of(run, "--adapter")
+    made_for = budgets(_typed_value(words, "--base") or Config.base)
+    return Config().replaced(made_for | ({"steps": 0} if evaluates else {}))
+
+
+def _typed_value(words: Sequence[str], flag: str) -> str:
+    """The last value that was typed for a flag, as two words or one with "="; "" where none was."""
+    given = [b for a, b in itertools.pairwise(words) if a == flag]
+    given += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    return given[-1] if given else ""
 
 
 @dataclass
 class Compare:
-    """Print what differs and what it entitles one to say: of a study, of several studies or runs, or of other scores.
+    """Print what differs and what it entitles one to say: of a study, of several studies or evaluations, or of scores.
 
     Example: cotalk compare runs/quickstart --margin 0.03
 
     Two studies: cotalk compare runs/new runs/old --conditions trained_open
 
+    Two evaluations (cotalk evaluate --out DIR): cotalk compare runs/eval-mine runs/eval-base
+
     Somebody else's scores: cotalk compare --replay examples/published_scores.json
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """A study (its own comparisons), or several studies or outcomes/NAME.npz files (the first against each other)."""
+    """A study (its own comparisons), or several studies, evaluations or outcomes/NAME.npz (the first against each)."""
     conditions: tuple[str, ...] = ()
     """Of one study: two or more to compare. Of several: one for all, or one each; trained_open if not given."""
     replay: Path | None = None

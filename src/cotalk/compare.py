@@ -165,6 +165,12 @@ def _side(path: Path, name: str, name_the_study: bool) -> Side:
         base = score.repeats if score.seeds == (None,) else ()
         return Side(score, f"{path.parent.parent.name}: {score.condition}", None, base)
     directory = path.parent if path.suffix == ".json" else path
+    if (path / "config.toml").is_file() and not (path / "outcomes").is_dir():
+        raise BadInput(
+            f"{path} is a run, which has no held-out score by itself: expected a study or an evaluation. Type: cotalk "
+            f"evaluate --adapter {path} --out runs/evaluated, and compare that",
+            "compare/sides",
+        )
     document = None if _is_outcomes(path) else results.read(path)
     known = sorted(p.stem for p in (directory / "outcomes").glob("*.npz") if not p.stem.endswith(".greedy"))
     name = name or _usual(known, path)

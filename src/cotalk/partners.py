@@ -269,8 +269,10 @@ def adapters_in(path: Path, seats: str) -> dict[Path, str]:
     apart = {path / f"adapter_{seat}": seat for seat in seats}
     if all((where / "adapter_config.json").is_file() for where in apart):
         return apart
+    inner = sorted(str(p.parent) for p in path.glob("runs/*/config.toml"))
+    hint = f"; it is a study: give one of its runs, {', '.join(inner[:6])}" if inner else ""
     raise BadInput(
         f"adapter {path}: expected a directory in PEFT's format (adapter_config.json), or a run's directory with "
-        f"adapter/ or {', '.join(where.name for where in apart)}/ in it",
+        f"adapter/ or {', '.join(where.name for where in apart)}/ in it{hint}",
         "adapter/missing",
     )

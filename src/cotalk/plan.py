@@ -148,7 +148,7 @@ class Plan:
         where = (
             f"{self.workers} workers on a CPU"
             if self.device == "cpu"
-            else f"{'one H200' if self.workers == 1 else f'{self.workers} H200'} with engine {self.engine}"
+            else f"{self._cards()} with engine {self.engine}"
         )
         words = f"messages {self.usual:.0%} of their caps"
         return [
@@ -163,6 +163,17 @@ class Plan:
                 f"{self._cost(most)}",
             ),
         ]
+
+    def _cards(self) -> str:
+        """Speeds were measured on an H200: of another card that is planned for, the plan knows its memory alone."""
+        other = self.card is not None and not self.card.here and abs(self.card.bytes / GIB - H200_GIB) > 1
+        if other:
+            return (
+                "a card as fast as an H200"
+                if self.workers == 1
+                else f"{self.workers} cards as fast as an H200"
+            )
+        return "one H200" if self.workers == 1 else f"{self.workers} H200"
 
     def _cost(self, minutes: float) -> str:
         cards = 1 if self.device == "cpu" else self.workers
@@ -204,7 +215,8 @@ def plan(
     device = device or _device(config, card_gib)
     if device != "cpu":
         refuse_one_gpu(workers, config.device)
-    workers = max(1, min(workers or (cores() if device == "cpu" else 1), len(jobs)))
+    most = cores() if device == "cpu" else len(jobs)  # more processes than cores are no faster
+    workers = max(1, min(workers or (cores() if device == "cpu" else 1), most, len(jobs)))
     shape = shape_of(config.base)
     engine = _engine(config, shape, device)
     reuse = engine is not None and engine.packed

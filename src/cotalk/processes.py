@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
@@ -115,18 +116,29 @@ def workers(imports: str) -> ForkServerContext | SpawnContext:
 
 @contextmanager
 def begun_with(environment: Mapping[str, str]) -> Iterator[None]:
-    """These variables, and no Ctrl-C, for what is started inside; this process's own are as before."""
+    """These variables, and no Ctrl-C, for what is started inside; this process's own are as before.
+
+    What is started inherits the blocked signal. Here one that comes meanwhile is heard at the end: a process that has
+    been started and not been noted yet could be left behind otherwise.
+    """
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     in_main = threading.current_thread() is threading.main_thread()  # signals are its matter alone
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+    came: list[int] = []
+    resource_tracker.ensure_running()  # when it starts, it unblocks the signal
+    if in_main:
+        heard = signal.signal(signal.SIGINT, lambda number, _: came.append(number))  # of other threads
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        if in_main:
-            signal.signal(signal.SIGINT, heard)
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if in_main:
+            signal.signal(signal.SIGINT, heard)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if came:
+                signal.raise_signal(signal.SIGINT)

@@ -60,6 +60,8 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
         ready = preflight_run(config)
         if told := RunDirectory(out).begin(config, force, ready.given):
             console.print(told, highlight=False, markup=False, soft_wrap=True)
+        if RunDirectory(out).done:
+            console.print(f"{out} was trained to its end already; for another run, use another --out")
         try:
             _train_one(config, ready.tasks, out, console)
         except OutOfMemory as error:

@@ -185,6 +185,7 @@ def _train(
     save(model, base, making / "model")
     about = {
         "wording": table["wording"], "view": table["view"],
+        "budgets": {name: table["text"][name] for name in ("message_tokens", "answer_tokens")},
         "made_by": f"cotalk {cotalk.__version__}, `cotalk base smollm2`",
         "sha256": hashlib.sha256((making / "model" / "model.safetensors").read_bytes()).hexdigest(),
         "start": Path(base.name).name if Path(base.name).exists() else base.name, "start_sha256": base.sha256,

@@ -34,7 +34,7 @@ import cotalk
 from cotalk import processes
 from cotalk.base import pick_device
 from cotalk.bases.settings import read_settings
-from cotalk.bases.tiny_card import card, measure
+from cotalk.bases.tiny_card import ANSWER_TOKENS, MESSAGE_TOKENS, card, measure
 from cotalk.bases.tiny_text import NUMBERS, Settings, shard, words
 from cotalk.errors import BadInput
 from cotalk.puzzles import TEXT_SEED, reserved
@@ -87,6 +87,7 @@ def build(
     about = {
         "wording": "short",
         "view": "dialogue",
+        "budgets": {"message_tokens": MESSAGE_TOKENS, "answer_tokens": ANSWER_TOKENS},
         "made_by": f"cotalk {cotalk.__version__}, `cotalk base tiny`",
         "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
         "seed": seed,
