@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from conftest import deals
 from cotalk import checks
@@ -15,7 +17,9 @@ from cotalk.cli import main
 from cotalk.config import Config
 from cotalk.errors import BadInput
 from cotalk.given import changed, digest_of_deals, digest_of_files, read_given, write_given
+from cotalk.jobs import begin
 from cotalk.preflight import preflight, preflight_run, refusal
+from cotalk.single import train_one
 from cotalk.study import Study, study_from
 from toy import SETTINGS, toy_base, toy_grader, toy_tasks
 
@@ -101,7 +105,7 @@ def test_a_run_is_given_its_tasks_grader_method_and_base(settings: dict[str, Any
     ("change", "match"),
     [
         (dict(message_tokens=40_000), r"a chat may need .*message_tokens = \d+ and answer_tokens = \d+ fit"),
-        (dict(heldout_tasks=300), r"has 20 heldout tasks.*heldout_tasks = 20"),
+        (dict(heldout_tasks=300), r"has 20 heldout tasks.*Held-out tasks are taken first"),
         (dict(pool="adapter:nowhere"), "adapter nowhere"),
         (dict(pool="self, model:bases/nowhere"), "no such directory or file|nor found"),
         (dict(grade="nowhere.py:pay"), "there is no file nowhere.py"),
@@ -130,11 +134,19 @@ def test_a_refused_command_leaves_nothing_and_the_corrected_one_runs(
     assert "[run/" not in capsys.readouterr().err
 
 
+def test_another_view_than_the_base_was_made_for_is_told_and_played(settings: dict[str, Any]) -> None:
+    path = Path(settings["base"]) / "cotalk_base.json"
+    path.write_text('{"wording": "short", "view": "dialogue"}')
+    with pytest.warns(UserWarning, match="was made for the dialogue view and plays transcript"):
+        preflight(as_study(settings | {"view": "transcript"}))
+
+
 def test_a_plan_tells_what_would_be_refused_and_asks_no_hub(settings: dict[str, Any]) -> None:
     assert refusal(as_study(settings)) == ""
-    assert "heldout_tasks = 20" in refusal(as_study(settings | {"heldout_tasks": 300}))
+    assert "has 20 heldout tasks" in refusal(as_study(settings | {"heldout_tasks": 300}))
     assert refusal(as_study(settings | {"tasks": "gsm8k"})) == ""
     assert refusal(as_study(settings | {"base": "nobody/nothing"})) == ""
+    assert "no such directory" in refusal(as_study(settings | {"base": "./nowhere"}))
 
 
 def test_golds_that_would_be_graded_amiss_are_refused_unless_the_grader_is_ones_own(
@@ -162,7 +174,11 @@ def test_a_run_does_not_go_on_with_other_contents(
     capsys.readouterr()
     assert main(command) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert "mine.py:Mine has other contents" in told and "--force" in told and "[run/other-config]" in told
+    assert (
+        f"other contents of method {tmp_path / 'mine.py'}:Mine" in told
+        and "--force" in told
+        and "[run/other-config]" in told
+    )
     (tmp_path / "mine.py").write_text(METHOD)
     rows = Path(settings["tasks"]).read_text().splitlines(keepends=True)
     Path(settings["tasks"]).write_text(
@@ -173,7 +189,9 @@ def test_a_run_does_not_go_on_with_other_contents(
         rows[0].replace('"question": "', '"question": "So: ') + "".join(rows[1:])
     )
     assert main(command) == 2
-    assert "tasks has other contents" in " ".join(capsys.readouterr().err.split())
+    assert f"other contents of held-out tasks ({settings['tasks']})" in " ".join(
+        capsys.readouterr().err.split()
+    )
     inputs = next(each for each in checks.check(tmp_path / "out") if each.name == "inputs")
     assert inputs.result == "look" and "has other contents now" in inputs.detail
     assert main([*command, "--force"]) == 0
@@ -210,6 +228,80 @@ def test_an_error_in_a_users_own_method_is_told_with_file_and_line(
     assert main([*command, "--force"]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "AttributeError" in told and "line 3" in told and "[method/not-loaded]" in told
+
+
+def test_a_run_that_failed_before_its_first_step_goes_on_with_the_mended_file(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD.replace("chat.reward - 0.5", "chat.reward / 0"))
+    command = ["train", *flags(settings | {"method": f"{path}:Mine"}), "--out", str(tmp_path / "out")]
+    assert main(command) == 1
+    path.write_text(METHOD)
+    assert main(command) == 0
+    assert "set-aside/1" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_study_of_which_a_method_failed_goes_on_with_the_mended_file_and_redoes_only_its_runs(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD)
+    study = as_study(settings, open={}, mine={"method": f"{path}:Mine"}, graded={"grade": settings["grade"]})
+    out, given = tmp_path / "out", preflight(study).given
+    begin(study, out, given)
+    for arm in ("open", "mine", "graded"):
+        (out / "runs" / f"{arm}-1").mkdir(parents=True)
+    (out / "runs" / "open-1" / "metrics.jsonl").write_text('{"step": 1, "chats": 6}\n')
+    path.write_text(METHOD + "\n")
+    now = preflight(study).given
+    assert "set-aside/1" in begin(study, out, now)[1]  # nothing of the method's was trained
+    assert [p.name for p in sorted((out / "runs").iterdir())] == ["graded-1", "open-1"]
+    (out / "runs" / "mine-1").mkdir()
+    (out / "runs" / "mine-1" / "metrics.jsonl").write_text('{"step": 1, "chats": 6}\n')
+    path.write_text(METHOD + "\n\n")
+    with pytest.raises(BadInput, match=r"other contents of method .*--force sets aside .*\(mine-1: 1 files"):
+        begin(study, out, preflight(study).given)
+
+
+def test_a_study_and_a_run_do_not_share_a_directory(settings: dict[str, Any], tmp_path: Path) -> None:
+    study = as_study(settings)
+    begin(study, tmp_path / "study", {})
+    with pytest.raises(BadInput, match="holds a study"):
+        train_one(Config(**settings), tmp_path / "study", Console(file=StringIO()))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    with pytest.raises(BadInput, match="holds a run by itself"):
+        begin(study, tmp_path / "run", {})
+
+
+def test_a_study_goes_by_the_budgets_that_its_base_was_made_for() -> None:
+    config = study_from("x", {"run": {"message_tokens": 20}, "arms": {"open": {}}}, None, [1], "x").config
+    assert (config.message_tokens, config.answer_tokens) == (20, 36)
+
+
+def test_steps_that_were_dropped_are_told(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD.replace("chat.reward - 0.5", "float('nan')"))
+    assert main(["train", *flags(settings | {"method": f"{path}:Mine"}), "--out", str(tmp_path / "out")]) == 0
+    assert "1 steps were dropped, not finite" in " ".join(capsys.readouterr().out.split())
+    found = {each.name: each for each in checks.check(tmp_path / "out")}["runs"]
+    assert (found.result, found.detail) == ("look", "run: 1 steps were dropped, not finite")
+
+
+def test_an_evaluation_tells_other_contents_than_its_run_was_given(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "out"
+    assert main(["train", *flags(settings), "--out", str(run)]) == 0
+    evaluates = ["evaluate", "--adapter", str(run), "--out", str(tmp_path / "scored")]
+    assert main(evaluates) == 0
+    assert "not as in" not in capsys.readouterr().out
+    (tmp_path / "grader.py").write_text((tmp_path / "grader.py").read_text() + "\n")
+    assert main(evaluates) == 0
+    assert f"other contents of grader {settings['grade']}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_hub_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_ctrl_c_does_not_reach_workers_and_reaches_this_process_as_before():
 def test_ctrl_c_while_something_is_started_is_heard_when_it_has_been():
     reached = []
     with pytest.raises(KeyboardInterrupt), processes.begun_with({}):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         reached.append(True)
     assert reached and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

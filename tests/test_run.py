@@ -56,7 +56,7 @@ def test_the_resolved_config_can_be_run_again(tmp_path: Path) -> None:
 
 def test_another_config_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
     RunDirectory(tmp_path).begin(toy_config())
-    (tmp_path / "metrics.jsonl").touch()  # it was begun
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "chats": 4}\n')
     with pytest.raises(BadInput) as refused:
         RunDirectory(tmp_path).begin(toy_config(lr=0.5, view="transcript"))
     told = str(refused.value)
@@ -70,9 +70,9 @@ def test_other_contents_of_a_file_are_refused_too_and_what_was_not_begun_takes_a
     run.begin(
         toy_config(lr=0.5), given={"train tasks": "b", "grader g.py:pay": "x"}
     )  # nothing was played yet
-    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "chats": 4}\n')
     run.begin(toy_config(lr=0.5), given={"train tasks": "b", "grader g.py:pay": "x", "base": "new"})
-    with pytest.raises(BadInput, match=r"grader g\.py:pay has other contents\. Use another --out") as refused:
+    with pytest.raises(BadInput, match=r"other contents of grader g\.py:pay\. Use another --out") as refused:
         run.begin(toy_config(lr=0.5), given={"train tasks": "b", "grader g.py:pay": "y"})
     assert "train tasks" not in str(refused.value)
     told = run.begin(toy_config(lr=0.5), True, {"train tasks": "b", "grader g.py:pay": "y"})

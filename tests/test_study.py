@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,8 +95,11 @@ def test_messages_are_replaced_at_the_turns_of_the_arms_own_order() -> None:
 def test_a_study_is_arms_times_seeds_and_the_base() -> None:
     found = made()
     assert [job.name for job in found.jobs()] == ["open-17", "closed-17", "open-18", "closed-18", "base"]
-    assert found.job_config(Job("closed", 18)) == Config(steps=2, channel="closed", seed=18)
-    assert found.job_config(Job()) == Config(steps=2)
+    plain = Config(
+        steps=2, message_tokens=28, answer_tokens=36
+    )  # the budgets that the tiny base was made for
+    assert found.job_config(Job("closed", 18)) == replace(plain, channel="closed", seed=18)
+    assert found.job_config(Job()) == plain
     assert found.compare == (("trained_open", "trained_closed"),)
 
 

@@ -263,7 +263,7 @@ def _hub_config(name: str) -> None:
     """Asks the hub for a base, once: all that is fetched later would try it again and again."""
     from transformers import AutoConfig
 
-    _refuse_path(name)
+    refuse_path(name)
     try:
         AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -274,7 +274,7 @@ def _hub_config(name: str) -> None:
         ) from error
 
 
-def _refuse_path(name: str) -> None:
+def refuse_path(name: str) -> None:
     """Names on the hub are OWNER/MODEL: what reads like a path is not looked for there."""
     if "/" not in name and difflib.get_close_matches(name.lower(), ["tiny"]):
         raise BadInput(
@@ -306,7 +306,7 @@ def _bars(shown: bool) -> Iterator[None]:
 
 
 def _from_hub(name: str, dtype: str) -> tuple[Any, Any]:
-    _refuse_path(name)
+    refuse_path(name)
     return _load(name, HUB_EXPECTED, dtype, use_safetensors=True)
 
 

@@ -936,6 +936,9 @@ def finished(evidence: Evidence) -> Check:
     failed = evidence.document.get("failed", {})
     fails += [f"{run} failed: {str(reason).splitlines()[0]}" for run, reason in failed.items()]
     dropped = evidence.document.get("dropped", {})
+    if evidence.single:
+        lines = evidence.lines(evidence.path / "metrics.jsonl")
+        dropped = {"run": n} if (n := sum(bool(line.get("dropped")) for line in lines)) else {}
     looks = [f"{run}: {count} steps were dropped, not finite" for run, count in dropped.items()]
     return settle("runs", f"{len(ended)} of {len(evidence.jobs)} runs", len(ended), fails=fails, looks=looks)
 

@@ -387,7 +387,9 @@ def _print_split(dealt: list[Deal], summary: dict[str, Any]) -> None:
     for reason, count in summary["refused"].items():
         console.print(f"  {count:,} not: {reason}", highlight=False)
     if summary["worded"]:
-        console.print(f"  {summary['worded']:,} golds are words, graded letter by letter", highlight=False)
+        console.print(
+            f"  golds that are words, graded letter by letter: {summary['worded']:,}", highlight=False
+        )
     if summary["doubtful"]:
         told = f"  {summary['doubtful']}: training refuses it, unless you bring a grader of your own"
         console.print(Text(printable(told), style="yellow"))

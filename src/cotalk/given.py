@@ -63,6 +63,13 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [name for name, digest in now.items() if before.get(name, digest) != digest]
 
 
+def described(names: Sequence[str], tasks: str, heldout: str = "") -> str:
+    """What has other contents, in words; tasks with the source that they come from."""
+    sources = {"held-out tasks": heldout or tasks, "perturbed tasks": heldout or tasks}
+    told = [f"{name} ({sources.get(name, tasks)})" if name.endswith(" tasks") else name for name in names]
+    return f"other contents of {', '.join(told)}"
+
+
 def write_given(directory: Path, given: Mapping[str, str], fresh: bool = False) -> None:
     """Keeps what a directory is begun with. fresh: nothing of what was kept before counts any more."""
     before = read_given(directory)

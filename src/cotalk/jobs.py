@@ -30,7 +30,7 @@ from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
 from cotalk.errors import BadInput, DiskFailed, OutOfMemory
 from cotalk.evaluate import Evaluation, evaluate
-from cotalk.given import changed, read_given, write_given
+from cotalk.given import changed, described, read_given, write_given
 from cotalk.grade import load_grader
 from cotalk.learner import Learner
 from cotalk.lora import Stack
@@ -104,6 +104,13 @@ def begin(study: Study, out: Path, given: Mapping[str, str], force: bool = False
     never mixed with new ones. Returns lines that tell what was.
     """
     path = out / "study.toml"
+    if (out / "config.toml").is_file():
+        raise BadInput(
+            f"{out} holds a run by itself: expected a study's directory. Use another --out",
+            "run/other-config",
+        )
+    for part in out.rglob(".*.part"):  # what was being written when it was killed
+        part.unlink()
     if not path.is_file():
         write_given(out, given, fresh=True)
         write_atomically(path, _resolved(study))
@@ -122,11 +129,14 @@ def begin(study: Study, out: Path, given: Mapping[str, str], force: bool = False
         write_given(out, given)
         return []
     jobs, files = invalid(before, study, out, other)
-    told = "; ".join([*differ, *(f"{name} has other contents" for name in other)])
+    told = "; ".join(
+        [*differ, *([described(other, study.config.tasks, study.config.heldout)] if other else [])]
+    )
     told = f"{out} holds a study with other {'settings' if differ else 'files'}: {told}"
     what = f"what was done with those ({', '.join(jobs)}: {len(files)} files and directories)"
     begun = any(any(out.glob(f"{place}/*")) for place in ("scores", "runs", "cross"))
-    if begun and not force:
+    mended = not differ and not any(map(_worth, files))  # a method that failed before its first step
+    if begun and not force and not mended:
         would = f"sets aside {what}" if files else "goes on: nothing that is there depends on them"
         raise BadInput(f"{told}. --force {would}. Or use another --out", "run/other-config")
     if files:
@@ -142,6 +152,16 @@ def begin(study: Study, out: Path, given: Mapping[str, str], force: bool = False
     ]
 
 
+def _worth(path: Path) -> bool:
+    """Whether setting a file or directory of a study aside costs work: not a run before its first step, nor results."""
+    if path.name in AFTER:
+        return False
+    return not path.is_dir() or RunDirectory(path).stepped
+
+
+AFTER = ("cross", "results.json", "report.html", "outcomes")  # what follows from the runs
+
+
 def _resolved(study: Study) -> str:
     return f"# study {study.name}, resolved\n" + study.as_toml()
 
@@ -151,17 +171,16 @@ def invalid(before: Study, now: Study, out: Path, other: Sequence[str] = ()) -> 
 
     A run's own config.toml says with which settings it was trained. An evaluation goes with its run, and with how many
     chats a task it played; cross-play and results.json go with any of them. other: what has other contents, as
-    preflight.py names it: a method's file concerns the runs of that method alone, all else every job.
+    preflight.py names it: the file of a method or grader concerns the jobs that name it, all else every job.
     """
     same_chats = before.evaluate.chats == now.evaluate.chats and before.evaluate.unseen == now.evaluate.unseen
-    everywhere = any(not name.startswith("method ") for name in other)
     jobs, files = [], []
     for job in now.jobs():
         path, config = out / "runs" / job.name, now.job_config(job)
         trained = _config_text(path / "config.toml") not in (None, config.as_dict())
         if job.arm == "":
             trained = before.config != now.config
-        trained |= everywhere or f"method {config.method}" in other
+        trained |= any(_concerns(name, config) for name in other)
         scores = sorted(out.glob(f"scores/*/{job.name}.*")) + sorted(
             out.glob(f"scores/causal/*/{job.name}.*")
         )
@@ -169,9 +188,15 @@ def invalid(before: Study, now: Study, out: Path, other: Sequence[str] = ()) -> 
         jobs += [job.name] if found else []
         files += found
     if files:
-        rest = (out / name for name in ("cross", "results.json", "report.html", "outcomes"))
+        rest = (out / name for name in AFTER)
         files += [path for path in rest if path.exists()]
     return jobs, files
+
+
+def _concerns(name: str, config: Config) -> bool:
+    """Whether a job of this config reads what preflight.py calls so: tasks, base and partners, all of them."""
+    what, _, which = name.partition(" ")
+    return {"method": config.method == which, "grader": config.grade == which}.get(what, True)
 
 
 def _config_text(path: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotalk.base import is_here, peek, require, weights_here
+from cotalk.base import is_here, peek, refuse_path, require, weights_here
 from cotalk.config import Config
 from cotalk.crossplay import sitters
 from cotalk.errors import BadInput
@@ -35,13 +35,15 @@ class Ready:
     given: dict[str, str]
 
 
-def prepare(config: Config, perturbed: bool = False, unseen: int = 0) -> Tasks:
+def prepare(config: Config, perturbed: bool = False, unseen: int = 0, heldout_only: bool = False) -> Tasks:
     """Loads and deals the three disjoint sources of a config.
 
-    perturbed: also the held-out with other numbers. unseen: also so many tasks of unseen templates.
+    perturbed: also the held-out with other numbers. unseen: also so many tasks of unseen templates. heldout_only: the
+    same held-out tasks, without the others (an evaluation needs none).
     """
+    train, dev = (0, 0) if heldout_only else (config.train_tasks, config.dev_tasks)
     tasks = splits(
-        config.tasks, config.heldout or None, train=config.train_tasks, dev=config.dev_tasks,
+        config.tasks, config.heldout or None, train=train, dev=dev,
         heldout=config.heldout_tasks, rule=config.rule, seats=config.rules.seats, unseen=unseen,
         any_gold=bool(config.grade),
     )  # fmt: skip
@@ -77,10 +79,11 @@ def preflight_run(config: Config) -> Ready:
 def refusal(study: Study) -> str:
     """Why a study would be refused as things are here, "" if it would not; asks no hub."""
     online = [name for name in (study.config.tasks, study.config.heldout) if name == "gsm8k"]
-    if online or not is_here(study.config.base):
-        return ""
     try:
-        preflight(study)
+        if not is_here(study.config.base):
+            refuse_path(study.config.base)
+        elif not online:
+            preflight(study)
     except BadInput as error:
         return str(error)
     return ""
@@ -94,6 +97,7 @@ def _ready(arms: Sequence[Config], tasks: Tasks) -> Ready:
         for entry in pool_of(method(arm), arm):
             given |= _partner(entry, arm)
         if base:
+            base.warn(arm.rules)
             base.check(arm.rules, [*tasks.train, *tasks.dev, *tasks.heldout, *tasks.unseen])
     if files := weights_here(config.base):
         given["base"] = digest_of_files(files)
@@ -127,6 +131,13 @@ def given_now(arms: Sequence[Config], evaluation: Mapping[str, Any]) -> tuple[di
     elif any(source.endswith(".jsonl") for source in sources):
         gone += ["train tasks", "dev tasks", "held-out tasks"]
     return found, gone
+
+
+def given_to_evaluation(config: Config, tasks: Tasks) -> dict[str, str]:
+    """Of what an evaluation reads: its tasks and its grader."""
+    path = Path(config.grade.rpartition(":")[0])
+    grader = {f"grader {config.grade}": digest_of_files([path])} if config.grade and path.is_file() else {}
+    return _tasks(tasks) | grader
 
 
 def _tasks(tasks: Tasks) -> dict[str, str]:

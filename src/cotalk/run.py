@@ -44,7 +44,7 @@ from cotalk.chat import Chat
 from cotalk.config import RESOLVED, Config, read_toml, toml_table
 from cotalk.disk import sync, write_atomically, writing
 from cotalk.errors import BadInput, DiskFailed, RunFailed
-from cotalk.given import changed, read_given, write_given
+from cotalk.given import changed, described, read_given, write_given
 from cotalk.learner import Learner
 from cotalk.results import versions
 
@@ -143,7 +143,8 @@ class RunDirectory:
                     write_given(self.path, given)
                 return ""
             if self._begun:
-                told = self._set_aside([*differ, *(f"{name} has other contents" for name in other)], force)
+                differ += [described(other, config.tasks, config.heldout)] if other else []
+                told = self._set_aside(differ, force or not self.stepped)
         if given is not None:
             write_given(self.path, given, fresh=True)
         write_atomically(path, RESOLVED + toml_table(config.as_dict()))
@@ -152,6 +153,11 @@ class RunDirectory:
     @property
     def _begun(self) -> bool:
         return any((self.path / name).exists() for name in (*LINES, "checkpoints", "tokens", "done.json"))
+
+    @property
+    def stepped(self) -> bool:
+        """Whether a step of training is on disk: before the first, nothing is lost by beginning again."""
+        return self.done or any("chats" in line for line in self.lines("metrics.jsonl"))
 
     def _set_aside(self, differ: Sequence[str], force: bool) -> str:
         told = f"{self.path} holds a run with another config: {'; '.join(differ)}"

@@ -23,6 +23,7 @@ from cotalk.engines import Engine, Table
 from cotalk.engines.choose import Pair, choose
 from cotalk.errors import BadInput, OutOfMemory, RunFailed
 from cotalk.evaluate import Condition, Evaluation, Pass, evaluate, read_score
+from cotalk.given import changed, described, read_given
 from cotalk.grade import load_grader
 from cotalk.jobs import matrix_of, oracle_rows, play_matrix
 from cotalk.learner import Learner
@@ -30,7 +31,7 @@ from cotalk.lora import Stack
 from cotalk.methods import method, pool_of
 from cotalk.partners import Guests, adapters_in, rows_of_pool
 from cotalk.plan import needs
-from cotalk.preflight import preflight_run, prepare
+from cotalk.preflight import given_to_evaluation, preflight_run, prepare
 from cotalk.results import Score
 from cotalk.run import (
     RunDirectory,
@@ -56,6 +57,10 @@ def train_one(config: Config, out: Path, console: Console, force: bool = False) 
     force: a run with another config is set aside first.
     """
     config.refuse_unused(config.unused)
+    if (out / "study.toml").is_file():
+        raise BadInput(
+            f"{out} holds a study: expected a run's directory. Use another --out", "run/other-config"
+        )
     with locked(out):
         ready = preflight_run(config)
         if told := RunDirectory(out).begin(config, force, ready.given):
@@ -94,6 +99,9 @@ def _train_one(config: Config, tasks: Tasks, out: Path, console: Console) -> Non
             load_grader(config.grade) if config.grade else None, told, guests,
         )  # fmt: skip
         _drive("run", train(run), pair, guests.engines if guests else {})
+    if dropped := sum(bool(line.get("dropped")) for line in read_lines(out / "metrics.jsonl")):
+        lost = f"{dropped} steps were dropped, not finite; see {out / 'dropped'}"
+        console.print(lost, style="yellow", highlight=False, markup=False)
     shown = RichTable(title=f"{out}: dev tasks, greedy (curves, not a result)", title_justify="left")
     for column in ("step", "dev score", "sends", "uses", "asks"):
         shown.add_column(column)
@@ -118,10 +126,10 @@ def evaluate_one(
 def _evaluate_one(
     config: Config, adapter: Path | None, out: Path, console: Console, chats: int, repeats: int, greedy: bool
 ) -> dict[str, Any]:
-    tasks = prepare(config)
+    tasks = prepare(config, heldout_only=True)
     trained = _beside_its_run(config, adapter, tasks, console) if adapter else 0
     base = load_base(config.base, config.dtype, config.device, config.wording)
-    base.check(config.rules, [*tasks.train, *tasks.dev, *tasks.heldout])
+    base.check(config.rules, tasks.heldout)
     seats = config.rules.seats
     stack, own = _team(adapter, config, base)
     condition = Condition(
@@ -159,13 +167,17 @@ def _beside_its_run(config: Config, adapter: Path, tasks: Tasks, console: Consol
     ]
     before, now = ({name: c.as_dict()[name] for name in fields} for c in (then, config))
     differ = differences(before, now)
+    of_tasks = {"tasks", "heldout", "heldout_tasks", "train_tasks", "rule", "order"}
+    same_tasks = not of_tasks & {told.partition(" ")[0] for told in differ}
+    if same_tasks:
+        given = read_given(run) or read_given(run.parent.parent)  # a study's runs: beside its study.toml
+        if other := changed(given, given_to_evaluation(config, tasks)):
+            differ.append(described(other, config.tasks, config.heldout))
     if not differ:
         return 0
     told = f"not as in {run}: {'; '.join(differ)}"
     console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if not {"tasks", "heldout", "heldout_tasks", "train_tasks", "rule"} & {
-        told.partition(" ")[0] for told in differ
-    }:
+    if same_tasks:
         return 0
     try:
         seen = {deal.text for deal in prepare(then).train}

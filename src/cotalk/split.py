@@ -44,7 +44,7 @@ class Tally:
         parts = [f"{self.dealt:,} dealt of {self.read:,} read"]
         parts += [f"{count:,} not: {reason}" for reason, count in self.refused.items()]
         parts += [f"{count:,} dropped: also in {name}" for name, count in self.repeats.items()]
-        parts += [f"{self.worded:,} golds are words, graded letter by letter"] if self.worded else []
+        parts += [f"golds that are words, graded letter by letter: {self.worded:,}"] if self.worded else []
         return "; ".join(parts)
 
 
@@ -99,8 +99,9 @@ def splits(
             first = f". The first that cannot be dealt: {tally.first}" if tally.first else ""
             raise BadInput(
                 f"source {origin!r} has {len(dealt):,} {name} tasks for seats {seats} under rule {rule}, "
-                f"{wanted[name]:,} were asked for ({tally}); give more tasks, or ask for fewer: {name}_tasks = "
-                f"{len(dealt)} (--{name}-tasks; of a study --set {name}_tasks={len(dealt)}){first}",
+                f"{wanted[name]:,} were asked for ({tally}); give more tasks, or ask for fewer with {name}_tasks "
+                f"(--{name}-tasks; of a study --set {name}_tasks=N). Held-out tasks are taken first, then train, "
+                f"then dev, each once{first}",
                 "task/too-few",
             )
     lists = {name: dealt for name, (dealt, _) in taken.items()}

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cotalk.base import budgets
 from cotalk.causal import Knockout, knockouts
 from cotalk.config import (
     BELOW_1,
@@ -360,6 +361,7 @@ def study_from(
         )
     config = Config().replaced(run, where=f"{where} [run] ")
     base = (overrides or {}).get("base", config.base)
+    config = config.replaced({key: n for key, n in budgets(str(base)).items() if key not in run})
     config = config.replaced(on.get(base, {}), where=f"{where} [on.{base}] ").replaced(overrides or {})
     chosen = seeds if seeds is not None else table.get("seeds", ())
     if not isinstance(chosen, (list, tuple)) or any(type(s) is not int for s in chosen):
