@@ -230,6 +230,33 @@ def test_an_error_in_a_users_own_method_is_told_with_file_and_line(
     assert "AttributeError" in told and "line 3" in told and "[method/not-loaded]" in told
 
 
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ("return cast.own", "return None", "its seat returned None: expected {seat: Player} of A, B"),
+        (
+            "return self.chats - len(group.chats)",
+            "return 'many'",
+            "its wants returned 'many': expected how many",
+        ),
+        ("chat.reward - 0.5", "'x'", "its credit left a message with credit 'x': expected a number"),
+    ],
+)
+def test_what_a_users_method_returns_is_looked_at(
+    settings: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    was: str,
+    now: str,
+    told: str,
+) -> None:
+    assert was in METHOD
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD.replace(was, now))
+    assert main(["train", *flags(settings | {"method": f"{path}:Mine"}), "--out", str(tmp_path / "out")]) == 1
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_run_that_failed_before_its_first_step_goes_on_with_the_mended_file(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

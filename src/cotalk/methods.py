@@ -17,16 +17,17 @@ from __future__ import annotations
 import difflib
 import math
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from cotalk.chat import BASE, Chat, Message, Player
 from cotalk.config import Config
 from cotalk.deal import Deal
-from cotalk.errors import BadInput, RunFailed
+from cotalk.errors import BadInput, RunFailed, brief
 from cotalk.numerals import values
 from cotalk.partners import Cast, Entry, read_pool, seated, strangers
 from cotalk.task import from_file
@@ -465,11 +466,36 @@ class _Own:
 
     def _answer(self, what: str, answer: Callable[..., Any], *given: Any) -> Any:
         try:
-            return answer(*given)
+            found = answer(*given)
         except Exception as error:
             raise RunFailed(
                 f"method {self._name!r}: its {what} failed: {_where(error)}", "method/failed"
             ) from error
+        if wrong := _wrong(what, found, *given):
+            raise RunFailed(f"method {self._name!r}: its {what} {wrong}", "method/failed")
+        return found
+
+
+def _wrong(what: str, found: Any, group: Group, *more: Any) -> str:
+    """What is wrong with an answer of a user's method, "" where nothing is."""
+    if what == "seat":
+        seats = more[1].own
+        good = isinstance(found, Mapping) and set(found) == set(seats)
+        if not good or not all(isinstance(player, Player) for player in found.values()):
+            return (
+                f"returned {brief(found)}: expected {{seat: Player}} of {', '.join(seats)}, such as cast.own"
+            )
+    if what == "wants" and (not isinstance(found, Integral) or found < 0):
+        return (
+            f"returned {brief(found)}: expected how many more chats the group needs, a whole number from 0 on"
+        )
+    if what == "credit":
+        credits = [message.credit for chat in group.chats for message in chat.messages]
+        if odd := [c for c in credits if c is not None and not hasattr(c, "__float__")]:
+            return (
+                f"left a message with credit {brief(odd[0])}: expected a number, or None (it must not train)"
+            )
+    return ""
 
 
 def _where(error: Exception) -> str:
