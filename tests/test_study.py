@@ -406,12 +406,13 @@ def test_cross_play_of_a_run_that_failed_is_played_when_it_succeeds(
 ) -> None:
     method = tmp_path / "sometimes.py"
     method.write_text(FAILING)
+    (tmp_path / "trouble").touch()
     text = toml.read_text().replace("[arms.open]", f"[arms.open]\nmethod = '{method}:Sometimes'")
     toml.write_text(text.replace("[evaluate]", "[evaluate]\ncross = 2"))
     study = read_study(str(toml))
     found = run_study(study, tmp_path / "out")["cross_play"]
     assert "open-18" not in [player["name"] for player in found["players"]]
-    method.write_text(FAILING.replace("self.credits == 3", "False"))
+    (tmp_path / "trouble").unlink()
     found = run_study(study, tmp_path / "out")["cross_play"]
     assert len(found["players"]) == 3 and len(found["cells"]) == 9
 
@@ -462,6 +463,8 @@ def test_each_of_several_gpus_counts_in_what_a_study_cost(
 
 
 FAILING = """
+from pathlib import Path
+
 from cotalk.methods import GRPO
 
 class Sometimes(GRPO):
@@ -471,7 +474,7 @@ class Sometimes(GRPO):
 
     def credit(self, group):
         self.credits += 1
-        if self.seed == 18 and self.credits == 3:  # in its second step
+        if self.seed == 18 and self.credits == 3 and Path(__file__).with_name("trouble").exists():  # its second step
             raise ZeroDivisionError("no luck")
         super().credit(group)
 """
@@ -483,6 +486,7 @@ def test_a_run_that_fails_is_marked_and_retried_alone_while_the_others_finish(
 ) -> None:
     method = tmp_path / "sometimes.py"
     method.write_text(FAILING)
+    (tmp_path / "trouble").touch()
     toml.write_text(toml.read_text().replace("[arms.open]", f"[arms.open]\nmethod = '{method}:Sometimes'"))
     out = tmp_path / "out"
     assert cli.main(["study", str(toml), "--out", str(out)]) == 1
@@ -490,7 +494,8 @@ def test_a_run_that_fails_is_marked_and_retried_alone_while_the_others_finish(
     assert "ZeroDivisionError: no luck" in shown.err and "open-18" in shown.err
 
     document = results.read(out)
-    assert document["failed"] == {"open-18": "ZeroDivisionError: no luck"}
+    why = f"method '{method}:Sometimes': its credit failed: ZeroDivisionError: no luck ({method}, line 14)"
+    assert document["failed"] == {"open-18": why}
     assert set(document["conditions"]["trained_open"]["per_seed"]) == {"17"}
     assert set(document["conditions"]["trained_closed"]["per_seed"]) == {"17", "18"}
     reason = json.loads((out / "runs" / "open-18" / "failed.json").read_text())["reason"]
@@ -498,7 +503,7 @@ def test_a_run_that_fails_is_marked_and_retried_alone_while_the_others_finish(
     assert not (out / "runs" / "open-18" / "done.json").exists()
     before = {name: everything(out / "runs" / name) for name in ("open-17", "closed-17", "closed-18")}
 
-    method.write_text(FAILING.replace("self.credits == 3", "False"))  # repaired; the command is the same
+    (tmp_path / "trouble").unlink()  # the command is the same, and what it names
     told: list[tuple] = []
     document = run_study(read_study(str(toml)), out, 1, lambda *what: told.append(what[:4]))
     assert document["failed"] == {} and not list(out.rglob("failed.json"))

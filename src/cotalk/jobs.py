@@ -28,7 +28,7 @@ from cotalk.deal import Deal
 from cotalk.disk import write_atomically
 from cotalk.engines import Engine, Table
 from cotalk.engines.choose import choose
-from cotalk.errors import BadInput, DiskFailed, OutOfMemory
+from cotalk.errors import BadInput, DiskFailed, OutOfMemory, RunFailed
 from cotalk.evaluate import Evaluation, evaluate
 from cotalk.given import changed, described, read_given, write_given
 from cotalk.grade import load_grader
@@ -271,7 +271,8 @@ def _run_stack(
     def failed(name: str, error: Exception) -> None:
         if isinstance(error, BadInput):  # a mistake in what was given: no run of the study is worth its time
             raise error
-        failures[name] = f"{type(error).__name__}: {error}"
+        plain = type(error) is RunFailed  # its words say all of it
+        failures[name] = str(error) if plain else f"{type(error).__name__}: {error}"
         if isinstance(error, OutOfMemory):
             failures[name] += f". {needs(study)}"
         try:
