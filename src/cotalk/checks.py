@@ -855,7 +855,7 @@ def inputs(evidence: Evidence) -> Check:
     name, then = "inputs", evidence.given
     if not then:
         return Check(
-            name, "files", 0, "not applicable", "what was in its files was not recorded (before 0.1.0)"
+            name, "files", 0, "not applicable", "there is no given.json that says what was in its files"
         )
     arms = [Config().replaced(evidence.arm_table(arm)) for arm in evidence.table.get("arms", {})]
     now, gone = given_now(arms, evidence.table.get("evaluate", {}))

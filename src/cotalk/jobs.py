@@ -109,12 +109,13 @@ def begin(study: Study, out: Path, given: Mapping[str, str], force: bool = False
             f"{out} holds a run by itself: expected a study's directory. Use another --out",
             "run/other-config",
         )
-    for part in out.rglob(".*.part"):  # what was being written when it was killed
-        part.unlink()
     if not path.is_file():
         write_given(out, given, fresh=True)
         write_atomically(path, _resolved(study))
         return []
+    for place in ("scores", "cross", "outcomes"):
+        for part in (out / place).rglob(".*.part"):  # what was being written when it was killed
+            part.unlink()
     try:
         text = path.read_text(encoding="utf-8")
         before = study_from(study.name, tomllib.loads(text), None, None, str(path))

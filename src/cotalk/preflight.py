@@ -93,8 +93,11 @@ def _ready(arms: Sequence[Config], tasks: Tasks) -> Ready:
     config, given = arms[0], _tasks(tasks)
     base = peek(config.base, config.wording)
     for arm in arms:
-        given |= _own_files(arm)
-        for entry in pool_of(method(arm), arm):
+        if arm.grade:
+            load_grader(arm.grade)
+        pool = pool_of(method(arm), arm)  # a mistake in a file of the user's is told now
+        given |= {name: digest_of_files([path]) for name, path in _own_files(arm).items()}
+        for entry in pool:
             given |= _partner(entry, arm)
         if base:
             base.warn(arm.rules)
@@ -113,12 +116,11 @@ def given_now(arms: Sequence[Config], evaluation: Mapping[str, Any]) -> tuple[di
     gone: list[str] = []
     config = arms[0]
     for arm in arms:
-        for what, name in (("grader", arm.grade), ("method", arm.method if ".py" in arm.method else "")):
-            path = Path(name.rpartition(":")[0])
-            if name and path.is_file():
-                found[f"{what} {name}"] = digest_of_files([path])
-            elif name:
-                gone.append(f"{what} {name}")
+        for name, path in _own_files(arm).items():
+            if path.is_file():
+                found[name] = digest_of_files([path])
+            else:
+                gone.append(name)
     if files := weights_here(config.base):
         found["base"] = digest_of_files(files)
     sources = [source for source in (config.tasks, config.heldout) if source]
@@ -135,9 +137,8 @@ def given_now(arms: Sequence[Config], evaluation: Mapping[str, Any]) -> tuple[di
 
 def given_to_evaluation(config: Config, tasks: Tasks) -> dict[str, str]:
     """Of what an evaluation reads: its tasks and its grader."""
-    path = Path(config.grade.rpartition(":")[0])
-    grader = {f"grader {config.grade}": digest_of_files([path])} if config.grade and path.is_file() else {}
-    return _tasks(tasks) | grader
+    files = {name: path for name, path in _own_files(config).items() if name.startswith("grader ")}
+    return _tasks(tasks) | {name: digest_of_files([path]) for name, path in files.items() if path.is_file()}
 
 
 def _tasks(tasks: Tasks) -> dict[str, str]:
@@ -146,16 +147,10 @@ def _tasks(tasks: Tasks) -> dict[str, str]:
     return {f"{name} tasks": digest_of_deals(deals) for name, deals in sets.items() if deals}
 
 
-def _own_files(arm: Config) -> dict[str, str]:
-    """Digests of the files of a user's own grader and method, each loaded once: a mistake in them is told now."""
-    found = {}
-    if arm.grade:
-        load_grader(arm.grade)
-        found[f"grader {arm.grade}"] = digest_of_files([Path(arm.grade.rpartition(":")[0])])
-    if ".py" in arm.method:
-        method(arm)
-        found[f"method {arm.method}"] = digest_of_files([Path(arm.method.rpartition(":")[0])])
-    return found
+def _own_files(arm: Config) -> dict[str, Path]:
+    """The files of a user's own grader and method, by the names that they have in `given`."""
+    own = {"grader": arm.grade, "method": arm.method if ".py" in arm.method else ""}
+    return {f"{what} {name}": Path(name.rpartition(":")[0]) for what, name in own.items() if name}
 
 
 def _partner(entry: Entry, arm: Config) -> dict[str, str]:
