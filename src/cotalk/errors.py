@@ -104,7 +104,7 @@ REMEDIES = {
     "first.",
     "study/not-in-arm": "Move that key to `[run]` (or seeds to the top): it is one for all arms.",
     "study/one-stack": "Cross-play needs the same rank, alpha and targets in all arms; or set `cross = 0`.",
-    "method/failed": "Your own method failed, at the file and line named: mend it; what it had trained needs `--force`.",
+    "method/failed": "Your own method failed, at the file and line named: mend it; what it trained needs `--force`.",
     "method/not-loaded": "Name a method of docs/methods.md, or `file.py:Class` with `seat`, `wants` and `credit`.",
     "pool/entry": "Write a pool as `self*2, base, script:terse, adapter:DIR`; docs/partners.md has all forms.",
     "grader/not-loaded": "Give `--grade file.py:function` with `def function(text, gold)`; does the file import alone?",
